@@ -1,0 +1,1 @@
+"""opennki: an open compiler and machine model for NKI kernels."""

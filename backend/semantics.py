@@ -1,0 +1,105 @@
+"""The registry of instruction semantics: one binder for each row of the instruction table.
+
+A binder runs once, when a plan is built. It looks at dtypes, attributes and immediates and returns the function that
+the plan calls at each execution, with NumPy arrays for the tensor operands:
+
+    @semantics("tensor_copy")
+    def tensor_copy(op: BoundOp) -> Run:
+        if op.dtype("dst") == op.dtype("src"):
+            return lambda dst, src: put(dst, src)          # a bit copy
+        up, down = load(op.dtype("src")), store(op.dtype("dst"))
+        return lambda dst, src: down(dst, up(src))
+
+The run function takes the present tensor operands by keyword, under the row's operand names. An operand that is only
+read arrives as an array of its storage dtype, shaped
+    (P, F)  on chip, free dimensions flattened, or all its dimensions where the row says `dims="... *"`;
+    (N,)    where the row gives no dims (DMA copies pair elements in row-major order);
+    (1,)    a register.
+A written (or read and written) operand arrives as the strided view itself, in any number of dimensions whose row-major
+order is that of the elements; `numerics.put` and the functions that `numerics.store` makes assign to it.
+All inputs must be read before anything is written, because dst may be one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..ir.dtypes import Dtype
+from ..ir.graph import Instruction
+from ..ir.machine import Engine, Target
+from ..ir.table import TABLE, Row
+
+__all__ = ["SEMANTICS", "BoundOp", "CoreState", "Run", "semantics"]
+
+Run = Callable[..., None]
+
+
+@dataclass
+class CoreState:
+    """What an engine keeps between instructions, one object a core.
+
+    scalar_sum: float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
+    """
+
+    number: int
+    scalar_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
+
+
+@dataclass(frozen=True)
+class BoundOp:
+    """An instruction with its row and the core that runs it, as a binder sees it."""
+
+    instr: Instruction
+    target: Target
+    core: CoreState
+
+    @property
+    def row(self) -> Row:
+        return TABLE[self.instr.op]
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        return self.instr.attrs
+
+    @property
+    def engine(self) -> Engine | None:
+        return self.instr.engine
+
+    def has(self, name: str) -> bool:
+        return name in self.instr.operands
+
+    def immediate(self, name: str) -> int | float | None:
+        """The number that stands for an operand, None where it is a tensor or absent."""
+        operand = self.instr.operands.get(name)
+        return operand if isinstance(operand, (int, float)) else None
+
+    def dtype(self, name: str) -> Dtype:
+        """dtype of a tensor operand."""
+        return self.instr.operands[name].dtype  # type: ignore[union-attr]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """(partitions, free pattern counts...) on chip, pattern counts elsewhere."""
+        return self.instr.operands[name].shape  # type: ignore[union-attr]
+
+
+_BINDERS: dict[str, Callable[[BoundOp], Run]] = {}
+SEMANTICS: Mapping[str, Callable[[BoundOp], Run]] = MappingProxyType(_BINDERS)
+
+
+def semantics(name: str) -> Callable[[Callable[[BoundOp], Run]], Callable[[BoundOp], Run]]:
+    """Register a binder under an instruction's name."""
+
+    def register(binder: Callable[[BoundOp], Run]) -> Callable[[BoundOp], Run]:
+        if name not in TABLE:
+            raise ValueError(f"semantics of {name}, which is not in the instruction table")
+        if name in _BINDERS:
+            raise ValueError(f"semantics of {name} are defined twice")
+        _BINDERS[name] = binder
+        return binder
+
+    return register

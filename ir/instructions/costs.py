@@ -1,0 +1,43 @@
+"""Busy cycles that several rows share.
+
+Sources: cycle formulas of the public `nki.isa` reference up to SDK 2.26 (withdrawn since) and the Trainium2 guide's
+performance modes. N is elements a partition.
+"""
+
+from __future__ import annotations
+
+from ..graph import Instruction
+from ..machine import Space, Target
+from ..table import dtype_of
+
+__all__ = ["GPSIMD_BASE", "MIN_II", "per_element", "two_inputs", "copy_cycles"]
+
+MIN_II = 64  # issue interval below which no instruction goes
+GPSIMD_BASE = 150  # fixed part of the published GpSimd formulas
+
+_HALF = {"bfloat16", "float16"}
+
+
+def per_element(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """One element a lane and cycle."""
+    return max(MIN_II, dims.get("F", 1))
+
+
+def copy_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """tensor_copy and tensor_scalar on the Vector engine: up to 4 elements a cycle for 16-bit data in SBUF."""
+    names = [name for name in ("dst", "src", "data") if name in instr.operands]
+    operands = [instr.operands[name] for name in names]
+    free = dims.get("F", 1)
+    if any(dtype_of(instr, name) not in _HALF for name in names):
+        return max(MIN_II, free)
+    in_sbuf = all(getattr(operand, "space", None) is Space.SBUF for operand in operands)
+    return max(MIN_II, free / (4 if in_sbuf else 2))
+
+
+def two_inputs(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """tensor_tensor: two SBUF inputs share the read port unless all three operands are 16-bit."""
+    free, names = dims.get("F", 1), ("dst", "data1", "data2")
+    spaces = [getattr(instr.operands.get(name), "space", None) for name in names[1:]]
+    if Space.PSUM in spaces or all(dtype_of(instr, name) in _HALF for name in names):
+        return max(MIN_II, free)
+    return max(MIN_II, 2 * free)

@@ -1,0 +1,177 @@
+"""DMA: moves between HBM and SBUF, with dynamic addresses.
+
+Model of the queues: loads, stores and software-generated transfers each have a queue of their own (see
+passes/assign_engines.py); inside one, transfers run in order.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..graph import Access, Instruction, Memory, Operand, View
+from ..machine import DGEMode, Engine, NCVersion, OOBMode, Target
+from ..table import ANY, HBM, SBUF, SHARED_HBM, Attr, Read, Write, dtype_of, fail, instruction, same_dtype
+
+_DMA_MEMORIES = (SHARED_HBM, HBM, SBUF)
+
+
+def dynamic_kind(operand: Operand | None) -> str | None:
+    """ "scalar", "vector", or None for a static operand."""
+    if isinstance(operand, View):
+        return None if operand.layout.dynamic is None else operand.layout.dynamic.kind
+    if isinstance(operand, (Access, Memory)):
+        return None if operand.dynamic is None else operand.dynamic.kind
+    return None
+
+
+def _size(operand: Operand) -> int:
+    assert not isinstance(operand, (int, float))
+    return prod(operand.shape)
+
+
+def _equal_count(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    dst, src = _size(instr.operands["dst"]), _size(instr.operands["src"])
+    if dst != src:
+        shapes = [instr.operands[name].shape for name in ("dst", "src")]  # type: ignore[union-attr]
+        raise fail(instr, "E104", "src", f"{src} elements for {dst} in dst", limit="equal element counts",
+                   actual=f"dst {shapes[0]}, src {shapes[1]}", hint="elements pair in row-major order; shapes may differ")
+
+
+def _descriptors(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Which dge_mode allows what (Descriptor Generation Engine reference)."""
+    mode = instr.attrs["dge_mode"]
+    kinds = {name: dynamic_kind(instr.operands.get(name)) for name in ("dst", "src")}
+    for name, kind in kinds.items():
+        if kind == "vector" and mode in (DGEMode.hwdge, DGEMode.none):
+            raise fail(instr, "E105", "dge_mode", f"{mode.name} with a vector offset in {name}", limit="swdge or unknown",
+                       actual=mode.name, hint="only GpSimd builds the descriptors of a gather or scatter")
+    if all(kind is not None for kind in kinds.values()) and "vector" in kinds.values():
+        raise fail(instr, "E105", "src", "both operands are indirect", limit="a gather or a scatter",
+                   hint="gather into SBUF, then scatter from there")
+    engine = instr.engine or Engine.unknown
+    if engine not in (Engine.unknown, Engine.dma) and (mode is not DGEMode.hwdge or engine not in (Engine.sync, Engine.scalar)):
+        raise fail(instr, "E106", "engine", f"{engine} with dge_mode {mode.name}", limit="sync or scalar, with hwdge alone",
+                   actual=str(engine))
+    if mode is DGEMode.hwdge and instr.op == "dma_copy":
+        same_dtype(instr, "dst", "src")
+    if instr.attrs["priority"] is not None and not 0 <= instr.attrs["priority"] <= 3:
+        raise fail(instr, "E105", "priority", f"{instr.attrs['priority']}", limit="0 to 3", actual=instr.attrs["priority"])
+    if instr.attrs["priority"] is not None and target.version < NCVersion.gen4:
+        raise fail(instr, "E108", "priority", f"on {target}", limit="gen4 or later", actual=str(target))
+    if instr.attrs["oob_mode"] is OOBMode.skip and not any(kinds.values()):
+        raise fail(instr, "E105", "oob_mode", "skip without a dynamic address", limit="a scalar or vector offset",
+                   hint="static addresses are checked when compiling; leave oob_mode out")
+
+
+def _packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    dst, src = dtype_of(instr, "dst"), dtype_of(instr, "src")
+    assert dst is not None and src is not None
+    if dst != src and (dst.is_packed or src.is_packed):
+        raise fail(instr, "E103", "src", f"{src} to {dst}", limit="equal dtypes for packed x4 words", actual=f"{src} and {dst}",
+                   hint="view() one of them as the other's dtype")
+
+
+def _no_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """DMA time comes from descriptors and bytes, not from cycles of an engine."""
+    return 0.0
+
+
+_COMMON = (
+    Attr("priority", int, None, doc="0 (urgent) to 3; gen4; no effect on results"),
+    Attr("oob_mode", OOBMode, OOBMode.error, doc="skip: elements at a bad dynamic address are not moved"),
+)
+
+
+instruction(
+    "dma_copy",
+    "Copy between HBM and SBUF; elements pair in row-major order; unequal dtypes convert through float32.",
+    (
+        Write("dst", *_DMA_MEMORIES, dims="", dtypes=ANY, whole_rule=False),
+        Read("src", *_DMA_MEMORIES, dims="", dtypes=ANY, whole_rule=False),
+        *_COMMON,
+        Attr("dge_mode", DGEMode, DGEMode.unknown, doc="who makes the descriptors"),
+        Attr("engine", Engine, Engine.unknown, doc="queue that issues a hwdge transfer: sync or scalar"),
+    ),
+    engines=(Engine.dma, Engine.sync, Engine.scalar),
+    checks=(_equal_count, _descriptors, _packed_as_bits),
+    cycles=_no_cycles,
+    poison="dma_copy",
+    formula="dst.flat[i] = src.flat[i]",
+    source="nki.isa reference: dma_copy; DGE reference",
+)
+
+DEFAULT_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+def _transposed_shape(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    same_dtype(instr, "dst", "src")
+    src, dst = instr.operands["src"].shape, instr.operands["dst"].shape  # type: ignore[union-attr]
+    legal = DEFAULT_AXES.get(len(src))
+    axes = instr.attrs["axes"] or legal
+    if legal is None or axes != legal:
+        raise fail(instr, "E105", "axes", f"{axes} of a source of {len(src)} dimensions",
+                   limit="(1,0), (2,1,0) or (3,1,2,0)", actual=axes)
+    want = tuple(src[axis] for axis in legal)
+    if dst != want:
+        raise fail(instr, "E104", "dst", f"shape {dst} for a source of {src}", limit=f"shape {want}", actual=dst,
+                   hint="the rank counts too; add a dimension of size 1 where needed")
+
+
+def _transpose_paths(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The conditions of the hardware-descriptor and of the indirect path."""
+    src, dtype = instr.operands["src"], dtype_of(instr, "src")
+    assert dtype is not None and not isinstance(src, (int, float))
+    shape, mode, kind = src.shape, instr.attrs["dge_mode"], dynamic_kind(src)
+    if kind == "vector":
+        _indirect_transpose(instr, shape, dtype.nbytes)
+    elif mode is DGEMode.hwdge:
+        if dtype.nbytes != 2:
+            raise fail(instr, "E103", "src", f"{dtype} with hwdge", limit="a 2-byte dtype", actual=str(dtype))
+        if shape[-1] > 128:
+            raise fail(instr, "E102", "src", f"last dimension {shape[-1]} with hwdge", limit="<= 128", actual=shape[-1])
+        rows_ok = shape[0] == 16 if len(shape) == 2 else shape[0] in (1, 2, 4, 8, 16) and shape[0] * shape[-2] % 16 == 0
+        if not rows_ok:
+            raise fail(instr, "E102", "src", f"shape {shape} with hwdge", actual=shape,
+                       limit="16 rows (2-D), or rows in {1,2,4,8,16} with rows * shape[-2] % 16 == 0 (3-D, 4-D)")
+    elif dtype.nbytes not in (2, 4):
+        raise fail(instr, "E103", "src", f"dtype {dtype}", limit="a 2- or 4-byte dtype", actual=str(dtype),
+                   hint="view() pairs of bytes as a 2-byte dtype, or transpose on the Tensor engine")
+
+
+def _indirect_transpose(instr: Instruction, shape: tuple[int, ...], nbytes: int) -> None:
+    index = instr.operands["src"].index  # type: ignore[union-attr]
+    rows, columns = index.shape[0], prod(index.shape[1:])
+    rules = (
+        (nbytes == 2, "E103", "a 2-byte dtype", f"{nbytes} bytes"),
+        (shape[-1] <= 128, "E102", "last dimension <= 128", shape[-1]),
+        (shape[0] % 16 == 0, "E102", "rows % 16 == 0", shape[0]),
+        (len(shape) < 4 or 1 in shape[1:3], "E104", "shape[1] == 1 or shape[2] == 1", shape),
+        (16 <= rows <= 128 and rows % 16 == 0, "E102", "16 to 128 index rows, a multiple of 16", rows),
+        (columns == 1 or rows == 128, "E102", "128 index rows where there are several columns", rows),
+        (index.dtype == "uint32", "E103", "uint32 indices", index.dtype),
+        (rows * columns >= shape[0], "E104", f"at least {shape[0]} indices", rows * columns),
+    )
+    for holds, code, limit, actual in rules:
+        if not holds:
+            raise fail(instr, code, "src", f"indirect transpose: {actual}", limit=limit, actual=actual)
+
+
+
+instruction(
+    "dma_transpose",
+    "Transpose while moving into SBUF: first and last axes change places; bit-exact.",
+    (
+        Write("dst", SBUF, dims="P *", dtypes=ANY, whole_rule=False),
+        Read("src", *_DMA_MEMORIES, dims="* *", dtypes=ANY, whole_rule=False),
+        Attr("axes", tuple, None, doc="(1,0), (2,1,0) or (3,1,2,0), by rank"),
+        _COMMON[0],
+        Attr("dge_mode", DGEMode, DGEMode.unknown),
+        _COMMON[1],
+    ),
+    engines=(Engine.dma,),
+    checks=(_transposed_shape, _descriptors, _transpose_paths),
+    cycles=_no_cycles,
+    poison="dma_transpose",
+    formula="dst = transpose(src, axes)",
+    source="nki.isa reference: dma_transpose",
+)

@@ -1,0 +1,141 @@
+"""Tensor engine: matrix multiplication. It reads SBUF and writes PSUM."""
+
+from __future__ import annotations
+
+from ..graph import Access, Instruction, Memory
+from ..machine import Engine, MatmulPerfMode, NCVersion, Target
+from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction
+
+_WIDE = {"float32", "tfloat32"}
+_MATMUL_IN = frozenset({"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32", "float8_e4m3fn"})
+# The dst of a transpose has the dtype of its input, any that the array reads.
+_MATMUL_OUT = frozenset({"float32", "bfloat16"}) | _MATMUL_IN
+_FP8 = {"float8_e4m3", "float8_e5m2", "float8_e4m3fn"}
+
+
+def _dtypes(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    stationary, moving, dst = (dtype_of(instr, name) for name in ("stationary", "moving", "dst"))
+    pair = f"{stationary} and {moving}"
+    if (stationary in _WIDE) != (moving in _WIDE):
+        raise fail(instr, "E103", "moving", f"{pair} together", limit="float32/tfloat32 with float32/tfloat32 only",
+                   actual=pair, hint="copy one operand into a tile of the other's dtype")
+    if {stationary, moving} == {"float8_e4m3", "float8_e4m3fn"}:
+        raise fail(instr, "E103", "moving", f"{pair} together", limit="one of the two e4m3 formats", actual=pair)
+    if target.version < NCVersion.gen4 and "float8_e4m3fn" in (stationary, moving):
+        raise fail(instr, "E108", "moving", f"float8_e4m3fn on {target}", limit="gen4 or later", actual=pair,
+                   hint="rescale to float8_e4m3 (largest value 240)")
+    if instr.attrs["is_transpose"]:
+        legal = {str(stationary)}
+    else:
+        legal = {"float32", "bfloat16"} if target.version >= NCVersion.gen4 else {"float32"}
+    if str(dst) not in legal:
+        raise fail(instr, "E103", "dst", f"dtype {dst}", limit=" or ".join(sorted(legal)), actual=str(dst),
+                   hint="a transpose keeps the dtype of its input" if instr.attrs["is_transpose"]
+                   else "allocate dst as float32; convert when copying it to SBUF")
+
+
+def _one_bank(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """On gen3 the result of one matmul lies in one PSUM bank."""
+    dst = instr.operands["dst"]
+    assert not isinstance(dst, (int, float))
+    size = dims["N"] * dst.dtype.nbytes
+    limit = target.psum_bank_bytes if target.version < NCVersion.gen4 else target.psum_bytes
+    if size > limit:
+        raise fail(instr, "E102", "dst", f"{size} bytes a partition, one PSUM bank holds {limit}", limit=f"N * size <= {limit} bytes",
+                   actual=size, hint=f"tile the moving operand by {limit // dst.dtype.nbytes} columns")
+    if target.version >= NCVersion.gen4 or isinstance(dst, Memory):
+        return
+    start = _byte_in_tensor(dst) % target.psum_bank_bytes
+    span = start + _span_bytes(dst)
+    if span > target.psum_bank_bytes:
+        raise fail(instr, "E102", "dst", f"crosses a PSUM bank: bytes {start} to {span} of a bank of {target.psum_bank_bytes}",
+                   limit="one bank", actual=span, hint="start each matmul's dst at a bank boundary (2048 bytes)")
+
+
+def _byte_in_tensor(dst) -> int:  # noqa: ANN001 -- View or Access; PSUM tensors start at a bank
+    if isinstance(dst, Access):
+        return dst.offset * dst.dtype.nbytes
+    return dst.layout.offset % dst.layout.row * dst.dtype.nbytes
+
+
+def _span_bytes(dst) -> int:  # noqa: ANN001
+    if isinstance(dst, Access):
+        return dst.extent * dst.dtype.nbytes
+    layout = dst.layout
+    free = zip(layout.strides[1:], layout.shape[1:], strict=True)
+    return (1 + sum(step * (count - 1) for step, count in free)) * dst.dtype.nbytes
+
+
+def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Row and column tiling of the array: both arguments or none, multiples of the tile, inside 128."""
+    position, size = instr.attrs["tile_position"], instr.attrs["tile_size"]
+    if bool(position) != bool(size):
+        raise fail(instr, "E105", "tile_position", "given without tile_size or the reverse", limit="both or none",
+                   actual=f"tile_position={position}, tile_size={size}")
+    if not size:
+        return
+    for axis, what, used in ((0, "rows", dims["K"]), (1, "columns", dims["M"])):
+        tile, start = size[axis], position[axis]
+        if tile not in (32, 64, 128):
+            raise fail(instr, "E105", "tile_size", f"{tile} {what}", limit="32, 64 or 128", actual=tile)
+        if start % tile or start + tile > 128:
+            raise fail(instr, "E105", "tile_position", f"{what} start at {start} with a tile of {tile}",
+                       limit=f"a multiple of {tile}, at most {128 - tile}", actual=start)
+        if used > tile:
+            raise fail(instr, "E102", "stationary", f"{used} {what}, the tile has {tile}", limit=f"{what} <= {tile}",
+                       actual=used)
+    dst = instr.operands["dst"]
+    # The public kernels that tile columns place dst at the partition of the tile: array column c drives partition c.
+    if position[1] != dst.start_partition % 128 and size[1] != 128:  # type: ignore[union-attr]
+        raise fail(instr, "E105", "tile_position", f"column {position[1]}, but dst starts at partition "
+                   f"{dst.start_partition}", limit="dst starts at the partition of the column tile",  # type: ignore[union-attr]
+                   actual=position[1])
+
+
+def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    if instr.attrs["perf_mode"] is not MatmulPerfMode.double_row:
+        return
+    for name in ("stationary", "moving"):
+        if dtype_of(instr, name) not in _FP8:
+            raise fail(instr, "E103", name, f"dtype {dtype_of(instr, name)} with double_row", limit="an fp8 dtype",
+                       actual=str(dtype_of(instr, name)))
+        shape = instr.operands[name].shape  # type: ignore[union-attr]
+        if len(shape) != 3 or shape[1] != 2:
+            raise fail(instr, "E104", name, f"shape {shape} with double_row", limit="[K, 2, free]", actual=shape)
+    if instr.attrs["is_transpose"] or instr.attrs["tile_size"]:
+        raise fail(instr, "E105", "perf_mode", "double_row with a transpose or tiling", limit="a plain matmul")
+
+
+def _cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """Issue interval: one moving column a cycle; float32 takes two instructions of two cycles a column."""
+    columns = max(min(64, dims["M"]), dims["N"])
+    if dtype_of(instr, "moving") != "float32":
+        return columns
+    halved = instr.attrs["is_transpose"] or instr.attrs["is_stationary_onezero"] or instr.attrs["is_moving_onezero"]
+    return columns * (2 if halved else 4)
+
+
+
+instruction(
+    "nc_matmul",
+    "dst[M,N] = stationary[K,M].T @ moving[K,N], accumulated in float32; contraction over the partitions.",
+    (
+        ReadWrite("dst", PSUM, dims="M N", dtypes=_MATMUL_OUT),
+        Read("stationary", SBUF, dims="K M", dtypes=_MATMUL_IN),
+        Read("moving", SBUF, dims="K N", dtypes=_MATMUL_IN),
+        Attr("is_stationary_onezero", bool, False, doc="hint: float32 operand of zeros and ones, twice as fast"),
+        Attr("is_moving_onezero", bool, False, doc="hint, as is_stationary_onezero"),
+        Attr("is_transpose", bool, False, doc="moving is an identity; dst = stationary.T, bit-exact"),
+        Attr("accumulate", bool, None, doc="None: the first write of a location overwrites, later ones add"),
+        Attr("tile_position", tuple, (), doc="(row, column) of the array tile"),
+        Attr("tile_size", tuple, (), doc="(rows, columns) of the array tile"),
+        Attr("perf_mode", MatmulPerfMode, MatmulPerfMode.none),
+    ),
+    engines=(Engine.tensor,),
+    limits={"K": 128, "M": 128, "N": {NCVersion.gen3: 512, NCVersion.gen4: 8192}},
+    checks=(_dtypes, _one_bank, _tiling, _double_row),
+    cycles=_cycles,
+    poison="matmul",
+    formula="dst[m,n] (+)= sum_k stationary[k,m] * moving[k,n]",
+    source="nki.isa reference: nc_matmul; Trainium2 guide, Tensor Engine",
+)

@@ -1,0 +1,118 @@
+"""Vector engine: reductions and moves between partitions of a quadrant."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from ..graph import Instruction, Memory, View
+from ..machine import QUADRANT, Engine, Target, start_partitions
+from ..operators import ALU, OpKind
+from ..table import ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, ReadWrite, Write, check_alu, dtype_of, fail, instruction, same_dtype
+from .costs import MIN_II, per_element
+
+# --- tensor_reduce ---------------------------------------------------------------------------------------------
+
+
+def _reduce_op(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    check_alu(instr, target, "op", kinds=(OpKind.BITVEC, OpKind.ARITH))
+    op = ALU[instr.attrs["op"]]
+    if not op.reduces:
+        raise fail(instr, "E105", "op", f"{op} does not reduce", actual=str(op),
+                   limit=", ".join(name for name, o in ALU.items() if o.reduces))
+    if not op.is_bitvec:
+        return
+    if instr.attrs["negate"]:
+        raise fail(instr, "E105", "negate", f"with the bitvec operator {op}", limit="an arithmetic operator")
+    for name in ("dst", "data"):
+        if dtype_of(instr, name) not in INTS:
+            raise fail(instr, "E103", name, f"{op} works on integer bits", limit="an integer dtype",
+                       actual=str(dtype_of(instr, name)))
+
+
+def _reduce_axes(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The axes are the last dimensions, never the partition; dst holds what is kept."""
+    shape = instr.operands["data"].shape  # type: ignore[union-attr]
+    rank, axes = len(shape), instr.attrs["axis"]
+    if not axes or tuple(axes) != tuple(range(rank - len(axes), rank)) or 0 in axes:
+        raise fail(instr, "E105", "axis", f"{axes} of a tile of {rank} dimensions",
+                   limit="the last dimensions in order, without dimension 0", actual=axes,
+                   hint="reduce over partitions with nc_matmul by a column of ones")
+    kept, dst = prod(shape[1 : rank - len(axes)]), instr.operands["dst"].shape  # type: ignore[union-attr]
+    if prod(dst[1:]) != kept:
+        raise fail(instr, "E104", "dst", f"{prod(dst[1:])} elements a partition, {kept} are kept",
+                   limit=f"{kept} elements a partition", actual=dst)
+
+
+def _reduce_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    free = prod(instr.operands["data"].shape[1:])  # type: ignore[union-attr]
+    half = {dtype_of(instr, "dst"), dtype_of(instr, "data")} == {"bfloat16"} and instr.attrs["op"] in ("add", "maximum")
+    return max(MIN_II, free / 2 if half else free)
+
+
+
+instruction(
+    "tensor_reduce",
+    "Reduce a tile over its last free axes, in float32, element after element.",
+    (
+        Write("dst", SBUF, PSUM, dims="P *"),
+        OpAttr("op", doc="reducing ALU operator"),
+        Read("data", SBUF, PSUM, dims="P *"),
+        Attr("axis", "axes", doc="dimension numbers of data"),
+        Attr("negate", bool, False),
+        Attr("keepdims", bool, False, doc="shapes dst only"),
+    ),
+    engines=(Engine.vector,),
+    checks=(_reduce_op, _reduce_axes),
+    cycles=_reduce_cycles,
+    poison="reduce",
+    formula="dst = [-] op-reduction of data over axis",
+    source="nki.isa reference: tensor_reduce",
+)
+
+# --- nc_stream_shuffle -----------------------------------------------------------------------------------------
+
+KEEP = 255  # mask entry: leave the output row as it is
+
+
+def _mask(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    mask = instr.attrs["shuffle_mask"]
+    if len(mask) != QUADRANT:
+        raise fail(instr, "E105", "shuffle_mask", f"{len(mask)} entries", limit=f"{QUADRANT} entries", actual=len(mask))
+    wrong = [entry for entry in mask if not (0 <= entry < QUADRANT or entry == KEEP)]
+    if wrong:
+        raise fail(instr, "E105", "shuffle_mask", f"entry {wrong[0]}", limit="0..31, or 255 to keep the row", actual=wrong[0])
+    same_dtype(instr, "dst", "src")
+
+
+def _active_partitions(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Both views start where an operand of the larger one's quadrants may start."""
+    views = {name: instr.operands[name] for name in ("src", "dst")}
+    count = ceil(max(v.shape[0] for v in views.values()) / QUADRANT) * QUADRANT  # type: ignore[union-attr]
+    for name, operand in views.items():
+        base = 0
+        if isinstance(operand, View) or not isinstance(operand, (Memory, int, float)):
+            address = operand.tensor.address
+            base = address.partition if address else 0
+        first = operand.start_partition + base  # type: ignore[union-attr]
+        if first not in start_partitions(count):
+            allowed = ", ".join(map(str, start_partitions(count)))
+            raise fail(instr, "E102", name, f"starts at partition {first} with {count} active partitions",
+                       limit=f"start partition in {{{allowed}}}", actual=first)
+
+
+
+instruction(
+    "nc_stream_shuffle",
+    "Move rows between the partitions of each quadrant of 32: output row r takes row mask[r], or stays (255).",
+    (
+        ReadWrite("dst", SBUF, PSUM, dims="Q F", dtypes=ANY, whole_rule=False),
+        Read("src", SBUF, PSUM, dims="P F", dtypes=ANY, whole_rule=False, doc="may have fewer partitions than dst"),
+        Attr("shuffle_mask", tuple, doc="32 entries: 0..31, or 255 to keep the row"),
+    ),
+    engines=(Engine.vector,),
+    checks=(_mask, _active_partitions),
+    cycles=per_element,
+    poison="shuffle",
+    formula="dst[32g+r, :] = src[32g+mask[r], :] unless mask[r] == 255",
+    source="nki.isa reference: nc_stream_shuffle",
+)

@@ -1,0 +1,210 @@
+"""Module -> text. What it prints, ir/parser.py reads back to an equal module."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+from .dtypes import Dtype
+from .errors import Loc
+from .graph import (
+    Access, Address, Core, Dynamic, Gate, Instruction, Loop, LoopTag, Memory, Module, Operand, Queue, Statement, Step,
+    Tensor, View,
+)
+from .machine import Space
+from .table import REQUIRED, TABLE
+
+__all__ = ["instruction_text", "operand_to_text", "to_text"]
+
+_MEMORY_NAMES = {
+    Space.SBUF: "sbuf", Space.PSUM: "psum", Space.HBM: "private", Space.SHARED_HBM: "shared", Space.REGISTER: "register",
+}
+PSUM_BANK_BYTES = 2048
+
+
+def to_text(module: Module, loc: bool = False) -> str:
+    """The text of a module. loc: append the author's line to each instruction as a comment."""
+    return "\n".join(_module_lines(module, loc)) + "\n"
+
+
+def _module_lines(module: Module, loc: bool) -> Iterator[str]:
+    yield f"kernel @{module.name} stage={module.stage} target={module.target} {{"
+    yield from (f"  param {_tensor(t)}{_loc(t.loc, loc)}" for t in module.params)
+    for tensor in module.shared:
+        if tensor.data is None:
+            yield f"  shared {_tensor(tensor)}{_loc(tensor.loc, loc)}"
+        else:
+            yield f'  constant {_tensor(tensor)} = "{base64.b64encode(zlib.compress(tensor.data, 9)).decode()}"'
+    yield from (f"  {_gate(gate)}{_loc(gate.loc, loc)}" for gate in module.gates)
+    for core in module.cores:
+        yield from _core_lines(core, loc)
+    if module.results:
+        yield f"  return {', '.join(operand_to_text(result) for result in module.results)}"
+    yield "}"
+
+
+def _core_lines(core: Core, loc: bool) -> Iterator[str]:
+    yield f"  core {core.number} {{"
+    yield from (f"    {_tensor(t)}{_loc(t.loc, loc)}" for t in core.tensors)
+    yield from _body_lines(core.body, "    ", loc)
+    yield "  }"
+
+
+def _body_lines(body: Iterable[Statement], indent: str, loc: bool) -> Iterator[str]:
+    for statement in body:
+        if isinstance(statement, Instruction):
+            yield from (f"{indent}wait {s.peer} >= {s.value}" for s in statement.waits)
+            yield f"{indent}{instruction_text(statement)}{_loc(statement.loc, loc)}"
+            yield from (f"{indent}signal {s.peer} + {s.value}" for s in statement.signals)
+        elif isinstance(statement, Queue):
+            yield f"{indent}queue {statement.name} {{"
+            yield from _body_lines(statement.body, indent + "  ", loc)
+            yield f"{indent}}}"
+        else:
+            yield f"{indent}{_loop_head(statement)} {{{_loc(statement.loc, loc)}"
+            yield from (f"{indent}  {_tensor(t)}{_loc(t.loc, loc)}" for t in statement.tensors)
+            yield from _body_lines(statement.body, indent + "  ", loc)
+            yield f"{indent}}}"
+
+
+def _loop_head(loop: Loop) -> str:
+    bounds = [value_text(bound) for bound in loop.bounds]
+    if loop.kind == "while":
+        return f"while {bounds[0]}{_tags(loop.loops)}"
+    assert loop.var is not None
+    return f"for {_name(loop.var)} in {bounds[0]} to {bounds[1]} step {bounds[2]}{_tags(loop.loops)}"
+
+
+def _loc(loc: Loc | None, wanted: bool) -> str:
+    return f"  // {loc.short}" if wanted and loc is not None else ""
+
+
+def _name(tensor: Tensor) -> str:
+    plain = tensor.name.replace("#", "_")
+    return f"%{tensor.name}" if plain.isidentifier() and plain.isascii() else f'%"{tensor.name}"'
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{_name(tensor)}: {tensor.type_text}{_address(tensor.address)}"
+
+
+def _address(address: Address | None) -> str:
+    if address is None:
+        return ""
+    partition = f"{address.partition}:" if address.partition else ""
+    return f" at {partition}0x{address.byte:04x}"
+
+
+def _gate(gate: Gate) -> str:
+    values = ", ".join(f"{name}={value_text(value)}" for name, value in gate.values)
+    hint = f" hint {json.dumps(gate.hint)}" if gate.hint else ""
+    return f"gate {json.dumps(gate.text)} {'holds' if gate.holds else 'fails'}{f' ({values})' if values else ''}{hint}"
+
+
+def instruction_text(instr: Instruction) -> str:
+    """`tensor.nc_transpose dst=... data=... attribute=value in (k@12=3)`: attributes at their default are left out."""
+    engine = f"{instr.engine}." if instr.engine is not None else ""
+    parts = [f"{engine}{instr.op}"]
+    for param in TABLE[instr.op].params:
+        if param.name in instr.operands:
+            parts.append(f"{param.name}={operand_to_text(instr.operands[param.name])}")
+        elif param.name in instr.attrs and (param.default is REQUIRED or instr.attrs[param.name] != param.default):
+            parts.append(f"{param.name}={value_text(instr.attrs[param.name])}")
+    if instr.label:
+        parts.append(f"name={json.dumps(instr.label)}")
+    after = f" after {', '.join(map(json.dumps, instr.after))}" if instr.after else ""
+    return " ".join(parts) + after + _tags(instr.loops)
+
+
+def _tags(loops: tuple[LoopTag, ...]) -> str:
+    return f" in ({', '.join(f'{t.variable}@{t.line}={t.value}' for t in loops)})" if loops else ""
+
+
+def operand_to_text(operand: Operand) -> str:
+    """An operand of any stage."""
+    if isinstance(operand, View):
+        return _name(operand.tensor) + "".join(_step(step) for step in operand.steps)
+    if isinstance(operand, Access):
+        return _access(operand)
+    if isinstance(operand, Memory):
+        return _memory(operand)
+    return value_text(operand)
+
+
+def _step(step: Step) -> str:
+    if step.name == "index":
+        return f"[{', '.join(_key(key) for key in step.args)}]"
+    if step.name != "ap":
+        return f".{step.name}({', '.join(value_text(arg) for arg in step.args)})"
+    names = ("pattern", "offset", "scalar_offset", "vector_offset", "indirect_dim", "dtype")
+    given = [f"{n}={value_text(arg)}" for n, arg in zip(names[1:], step.args[1:], strict=False) if arg is not None]
+    return f".ap({', '.join([value_text(step.args[0]), *given])})"
+
+
+def _key(key: object) -> str:
+    if key is Ellipsis:
+        return "..."
+    if not isinstance(key, slice):
+        return value_text(key)
+    start, stop = ("" if bound is None else str(bound) for bound in (key.start, key.stop))
+    return f"{start}:{stop}" + (f":{key.step}" if key.step is not None else "")
+
+
+def _pattern(pattern: tuple[tuple[int, int], ...]) -> str:
+    return " ".join(f"[{step} x {count}]" for step, count in pattern)
+
+
+def _access(access: Access) -> str:
+    name = _name(access.tensor)
+    if access.space is Space.REGISTER:
+        return name
+    partitions = ""
+    if access.partitions is not None:
+        start, count = access.partitions
+        partitions = f"{start}:{start + count} | "
+    cast = f" as {access.dtype}" if access.dtype != access.tensor.dtype else ""
+    return f"{name}{{{partitions}{access.offset} + {_pattern(access.pattern)}{_dynamic(access.dynamic)}}}{cast}"
+
+
+def _memory(memory: Memory) -> str:
+    name = _MEMORY_NAMES[memory.space]
+    place = f"0x{memory.byte:04x}"
+    if memory.space is Space.PSUM:
+        place = f"bank {memory.byte // PSUM_BANK_BYTES} + 0x{memory.byte % PSUM_BANK_BYTES:03x}"
+    if memory.partitions is not None:
+        start, count = memory.partitions
+        place = f"{start}:{start + count}, {place}"
+    if memory.space is Space.REGISTER:
+        return f"{name}[{place}] {memory.dtype}"
+    return f"{name}[{place}] {memory.dtype} {_pattern(memory.pattern)}{_dynamic(memory.dynamic)}"
+
+
+def _dynamic(dynamic: Dynamic | None) -> str:
+    if dynamic is None:
+        return ""
+    walk = f" walk {dynamic.walk}" if dynamic.walk else ""
+    return f" + ({dynamic.kind} {operand_to_text(dynamic.index)} * {dynamic.stride}{walk} < {dynamic.bound})"
+
+
+def value_text(value: Any) -> str:
+    """A literal, an operand, an enum member, a dtype or a tuple of them."""
+    if isinstance(value, (View, Access, Memory)):
+        return operand_to_text(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Dtype):
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        # Operators and functions print bare, as names; other strings are quoted.
+        return str(value) if value.isidentifier() else json.dumps(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(value_text(item) for item in value)}]"
+    if isinstance(value, slice):
+        return _key(value)
+    return repr(value)

@@ -1,0 +1,448 @@
+"""The instruction table: what a row holds, and the checks that read it.
+
+Each machine instruction is one row (ir/instructions/, one file an engine). From the row come the `nisa` function with
+its signature and argument checks, the verifier and its messages, printer, parser, hazards, poison rule, cost and the
+reference page. A special case in one of those means that the row lacks a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from .dtypes import DTYPES, Dtype
+from .errors import KernelError, Loc
+from .graph import Instruction, Operand
+from .machine import Engine, NCVersion, Space, Target, start_partitions
+from .operators import ACTIVATIONS, ALU, OpKind
+
+__all__ = [
+    "ANY", "FLOATS", "INTS", "NOT_PACKED", "TABLE", "Attr", "Bound", "OpAttr", "Param", "Read", "ReadWrite", "Role", "Row",
+    "Write", "check_instruction", "fail", "instruction", "lookup", "operand_text",
+]
+
+ANY: frozenset[str] = frozenset(DTYPES)
+INTS: frozenset[str] = frozenset(name for name, dtype in DTYPES.items() if dtype.is_int)
+FLOATS: frozenset[str] = frozenset(name for name, dtype in DTYPES.items() if dtype.is_float)
+NOT_PACKED: frozenset[str] = INTS | FLOATS
+
+SBUF, PSUM, HBM, SHARED_HBM, REGISTER = Space.SBUF, Space.PSUM, Space.HBM, Space.SHARED_HBM, Space.REGISTER
+
+
+class Role(Enum):
+    READ = "read"
+    WRITE = "write"
+    READ_WRITE = "read and write"
+
+
+@dataclass(frozen=True)
+class Param:
+    """A tensor operand.
+
+    spaces:     memories it may be in.
+    dims:       "K M": names of the partition dimension and of the flattened free elements, solved over all operands;
+                "P 1": exactly one element a partition; "P *": each dimension means something, never merged by folding.
+                In HBM the names count from dimension 0. "" where the instruction pairs elements in its own way.
+    dtypes:     names of the dtypes it may have.
+    immediate:  a Python number may stand in its place. optional: may be None.
+    whole_rule: the start-partition rule of compute engines holds for it.
+    """
+
+    name: str
+    spaces: tuple[Space, ...]
+    dims: str = "P F"
+    dtypes: frozenset[str] = NOT_PACKED
+    role: Role = Role.READ
+    immediate: bool = False
+    optional: bool = False
+    default: Any = None
+    whole_rule: bool = True
+    doc: str = ""
+
+    @property
+    def reads(self) -> bool:
+        return self.role is not Role.WRITE
+
+    @property
+    def writes(self) -> bool:
+        return self.role is not Role.READ
+
+    @property
+    def keeps_dims(self) -> bool:
+        return self.dims.endswith("*")
+
+
+def Read(name: str, *spaces: Space, **fields: Any) -> Param:
+    return Param(name, spaces, **fields)
+
+
+def Write(name: str, *spaces: Space, **fields: Any) -> Param:
+    return Param(name, spaces, role=Role.WRITE, **fields)
+
+
+def ReadWrite(name: str, *spaces: Space, **fields: Any) -> Param:
+    """Written, and bytes that the instruction leaves alone keep their value."""
+    return Param(name, spaces, role=Role.READ_WRITE, **fields)
+
+
+REQUIRED = object()  # an attribute without default
+
+
+@dataclass(frozen=True)
+class Attr:
+    """A compile-time attribute.
+
+    type: bool, int, float (takes ints too), str, tuple, an Enum class, or "alu" / "activation" for an operator's name.
+    """
+
+    name: str
+    type: Any
+    default: Any = REQUIRED
+    optional: bool = False
+    doc: str = ""
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    def decode(self, value: Any, loc: Loc | None = None, where: str = "") -> Any:
+        """`value` as the IR stores it: an Enum member, an operator's name, a number, a tuple.
+
+        raises: KernelError E105 when it is none of what the attribute takes.
+        """
+        if value is None and (self.optional or self.default is None):
+            return None
+        decoded = _decode(self.type, value)
+        if decoded is REQUIRED:
+            raise KernelError("E105", f"{where} `{self.name}`: {value!r} is not accepted", loc=loc,
+                              limit=_type_text(self.type), actual=repr(value), hint=_nearest(self.type, value))
+        return decoded
+
+
+def OpAttr(name: str, default: Any = REQUIRED, optional: bool = False, doc: str = "") -> Attr:
+    """An ALU operator, stored by name."""
+    return Attr(name, "alu", default, optional, doc)
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    """`value` as `kind`, or REQUIRED when it is not of that kind."""
+    if kind in ("alu", "activation"):
+        # nl.add is a callable with a name; NumPy ufuncs are accepted as in older kernels.
+        name = value if isinstance(value, str) else getattr(value, "op_name", getattr(value, "__name__", None))
+        return name if name in (ALU if kind == "alu" else ACTIVATIONS) else REQUIRED
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, str) and value in kind.__members__:
+            return kind[value]
+        # Public kernels pass raw integers for dge_mode, though the release notes reject them.
+        return next((m for m in kind if type(value) is int and m.value == value), REQUIRED)
+    if kind is tuple:
+        return _tuple(value) if isinstance(value, (list, tuple)) else REQUIRED
+    if kind in ("axes", "cores"):  # an int stands for a tuple of one
+        items = _tuple(value)
+        return (items,) if isinstance(items, int) else items
+    if kind is bool:
+        return value if isinstance(value, bool) else REQUIRED
+    if kind is float:
+        return float(value) if _is_number(value) else REQUIRED
+    if kind is int:
+        return int(value) if _is_number(value) and int(value) == value and not isinstance(value, bool) else REQUIRED
+    if kind == "number":  # keeps int and float apart
+        return (int(value) if hasattr(value, "__index__") else float(value)) if _is_number(value) else REQUIRED
+    return value if isinstance(value, kind) else REQUIRED
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (hasattr(value, "__float__") and getattr(value, "shape", None) == ())
+
+
+def _tuple(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        items = tuple(_tuple(item) for item in value)
+        return REQUIRED if any(item is REQUIRED for item in items) else items
+    return int(value) if hasattr(value, "__index__") else REQUIRED
+
+
+def _type_text(kind: Any) -> str:
+    if kind == "alu":
+        return "an operator of nl: " + ", ".join(ALU)
+    if kind == "activation":
+        return "an activation function of nl: " + ", ".join(ACTIVATIONS)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(kind.__members__)
+    texts = {tuple: "a list or tuple of ints", "axes": "dimension numbers", "cores": "core numbers", "number": "a number"}
+    return texts.get(kind) or f"a value of type {kind.__name__}"
+
+
+def _nearest(kind: Any, value: Any) -> str | None:
+    names = ALU if kind == "alu" else ACTIVATIONS if kind == "activation" else getattr(kind, "__members__", ())
+    close = get_close_matches(str(getattr(value, "__name__", value)), list(names), 1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+Bound = int | Mapping[NCVersion, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction. See `instruction` for the fields."""
+
+    name: str
+    doc: str
+    params: tuple[Param | Attr, ...]
+    engines: tuple[Engine, ...]
+    choose_engine: Callable[[Instruction, Target], Engine]
+    limits: Mapping[str, Bound]
+    checks: tuple[Callable[[Instruction, Target, dict[str, int]], None], ...]
+    since: NCVersion
+    cycles: Callable[[dict[str, int], Instruction, Target], float]
+    poison: str
+    formula: str
+    source: str
+
+    @property
+    def operands(self) -> tuple[Param, ...]:
+        return tuple(p for p in self.params if isinstance(p, Param))
+
+    @property
+    def attrs(self) -> tuple[Attr, ...]:
+        return tuple(p for p in self.params if isinstance(p, Attr))
+
+    def operand(self, name: str) -> Param:
+        return next(p for p in self.operands if p.name == name)
+
+    def attr(self, name: str) -> Attr:
+        return next(p for p in self.attrs if p.name == name)
+
+    def limit(self, dim: str, version: NCVersion) -> int | None:
+        bound = self.limits.get(dim)
+        return bound if bound is None or isinstance(bound, int) else bound[version]
+
+
+_ROWS: dict[str, Row] = {}
+TABLE: Mapping[str, Row] = MappingProxyType(_ROWS)
+
+
+def instruction(
+    name: str,
+    doc: str,
+    params: tuple[Param | Attr, ...],
+    *,
+    engines: tuple[Engine, ...],
+    choose_engine: Callable[[Instruction, Target], Engine] | None = None,
+    limits: Mapping[str, Bound] | None = None,
+    checks: tuple[Callable[[Instruction, Target, dict[str, int]], None], ...] = (),
+    since: NCVersion = NCVersion.gen3,
+    cycles: Callable[[dict[str, int], Instruction, Target], float],
+    poison: str,
+    formula: str = "",
+    source: str = "",
+) -> Row:
+    """Add a row to the table.
+
+    params:        operands and attributes in the order of the public signature (`name` comes by itself, last).
+    engines:       those that can run it; choose_engine(instruction, target) picks one where the author did not.
+    limits:        elements of a named dimension, one number or one a generation.
+    checks:        rules that no field can state: check(instruction, target, dims) raises KernelError.
+    cycles:        cycles(dims, instruction, target) of the executing engine, busy time; DMA: bytes are costed elsewhere.
+    poison:        rule of ir/poison.py: which output bytes a never-written input byte reaches.
+    formula:       the semantics in one line, for the reference page.
+    """
+    if name in _ROWS:
+        raise ValueError(f"instruction {name} is defined twice")
+    row = Row(
+        name, doc, params, engines, choose_engine or (lambda instr, target: engines[0]), MappingProxyType(limits or {}),
+        checks, since, cycles, poison, formula, source,
+    )
+    _ROWS[name] = row
+    return row
+
+
+def lookup(name: str, loc: Loc | None = None) -> Row:
+    """The row of an instruction. raises: KernelError E107 with the nearest name."""
+    row = _ROWS.get(name)
+    if row is None:
+        close = get_close_matches(name, list(_ROWS), 1)
+        raise KernelError("E107", f"no instruction {name}", loc=loc, actual=name,
+                          hint=f"did you mean {close[0]}?" if close else "`opennki isa` lists them")
+    return row
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Checks that read the row
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def operand_text(name: str, operand: Operand) -> str:
+    """`stationary bfloat16[256,128] @sbuf`, for messages."""
+    if isinstance(operand, (int, float)):
+        return f"{name} {operand}"
+    shape = ",".join(map(str, operand.shape))
+    return f"{name} {operand.dtype}[{shape}] @{operand.space.value}"
+
+
+def fail(instr: Instruction, code: str, name: str, what: str, **details: Any) -> KernelError:
+    """The error of `instr`'s operand or attribute `name`."""
+    operand = instr.operands.get(name)
+    if operand is not None and "operand" not in details:
+        details["operand"] = operand_text(name, operand)
+    return KernelError(code, f"{instr.op} `{name}`: {what}", loc=instr.loc, **details)
+
+
+def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
+    """Check an instruction of any stage against its row; returns the solved dimensions.
+
+    raises: KernelError E101 (memory), E102 (limit), E103 (dtype), E104 (shape), E106 (engine), E108 (generation),
+            E109 (operand missing, or a number where a tile belongs), or what the row's own checks raise.
+    """
+    row = lookup(instr.op, instr.loc)
+    if target.version < row.since:
+        raise KernelError("E108", f"{row.name} does not exist on {target}", loc=instr.loc, limit=f"{row.since.name} or later",
+                          actual=str(target), hint=f"set NEURON_PLATFORM_TARGET_OVERRIDE={row.since.name}")
+    for param in row.operands:
+        _check_operand(instr, param, target)
+    dims = bind_dims(instr, row)
+    for dim, size in dims.items():
+        bound = row.limit(dim, target.version)
+        if bound is not None and size > bound:
+            name = _operand_with(row, instr, dim)
+            raise fail(instr, "E102", name, f"dim {dim} is {size}, limit is {bound}", limit=f"{dim} <= {bound}",
+                       actual=size, hint=f"tile {dim} by {bound}")
+    if instr.engine not in (None, Engine.unknown, *row.engines):
+        allowed = ", ".join(map(str, row.engines))
+        raise KernelError("E106", f"{row.name} does not run on {instr.engine}", loc=instr.loc, limit=allowed,
+                          actual=str(instr.engine), hint="leave engine out to let the compiler choose")
+    for check in row.checks:
+        check(instr, target, dims)
+    return dims
+
+
+def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
+    operand = instr.operands.get(param.name)
+    if operand is None:
+        if not param.optional:
+            raise KernelError("E109", f"{instr.op} `{param.name}`: missing", loc=instr.loc, limit="a tensor")
+        return
+    if isinstance(operand, (int, float)):
+        if not param.immediate:
+            raise fail(instr, "E109", param.name, f"{operand} where a tensor belongs", limit="a tensor", actual=operand)
+        return
+    if operand.space not in param.spaces:
+        raise fail(instr, "E101", param.name, f"is in {operand.space}", limit=" or ".join(map(str, param.spaces)),
+                   actual=str(operand.space), hint=_space_hint(operand.space, param))
+    if operand.dtype not in param.dtypes:
+        raise fail(instr, "E103", param.name, f"dtype {operand.dtype}", limit=_dtype_text(param.dtypes),
+                   actual=str(operand.dtype), hint="copy it into a tile of one of these dtypes")
+    if operand.space.is_on_chip:
+        _check_partitions(instr, param, operand, target)
+
+
+def _space_hint(space: Space, param: Param) -> str:
+    if space.is_hbm:
+        return "copy it into SBUF with dma_copy first"
+    if space is Space.PSUM:
+        return "copy it into SBUF with tensor_copy first"
+    return f"allocate it with buffer=nl.{param.spaces[0].value}"
+
+
+def _dtype_text(dtypes: frozenset[str]) -> str:
+    for name, group in (("an integer dtype", INTS), ("a float dtype", FLOATS), ("any but the packed x4 dtypes", NOT_PACKED)):
+        if dtypes == group:
+            return name
+    return ", ".join(sorted(dtypes))
+
+
+def _check_partitions(instr: Instruction, param: Param, operand: Any, target: Target) -> None:
+    count = operand.shape[0]
+    if count > target.partitions:
+        raise fail(instr, "E102", param.name,
+                   f"size of partition dimension {count} exceeds the architecture's limit of {target.partitions}",
+                   limit=f"partitions <= {target.partitions}", actual=count,
+                   hint=f"tile the partition dimension by {target.partitions}")
+    tensor = getattr(operand, "tensor", None)
+    base = tensor.address.partition if tensor is not None and tensor.address is not None else 0
+    first = operand.start_partition + base
+    allowed = start_partitions(count)
+    if param.whole_rule and first not in allowed:
+        raise fail(instr, "E102", param.name, f"{count} partitions start at partition {first}",
+                   limit=f"start partition in {{{', '.join(map(str, allowed))}}}", actual=first,
+                   hint="an engine reads from a quadrant boundary; move the rows with nc_stream_shuffle or a DMA")
+
+
+def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
+    """Solve the named dimensions over the operands. raises: KernelError E104 where two operands disagree."""
+    dims: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    for param in row.operands:
+        operand = instr.operands.get(param.name)
+        if operand is None or isinstance(operand, (int, float)):
+            continue
+        for dim, size in _sizes(param, operand):
+            if dim.isdigit():
+                if size != int(dim):
+                    raise fail(instr, "E104", param.name, f"{size} elements a partition", limit=f"exactly {dim}",
+                               actual=size, hint="pass a tile with one element a partition, e.g. tile[:, 0:1]")
+            elif dims.setdefault(dim, size) != size:
+                other = owner[dim]
+                raise fail(
+                    instr, "E104", param.name, f"dim {dim} is {size}, but {dims[dim]} in `{other}`",
+                    limit=f"equal {dim} ({_dim_text(param, dim)})", actual=f"{size} and {dims[dim]}",
+                    hint=f"{operand_text(other, instr.operands[other])}; "
+                    "partitions are never broadcast: copy the rows with nc_stream_shuffle or a stride-0 free view",
+                )
+            owner.setdefault(dim, param.name)
+    return dims
+
+
+def _dim_text(param: Param, dim: str) -> str:
+    return "partitions" if param.dims.split()[0] == dim else "elements a partition"
+
+
+def _sizes(param: Param, operand: Any) -> list[tuple[str, int]]:
+    names = param.dims.split()
+    if not names:
+        return []
+    shape = operand.shape
+    sizes = (shape[0], prod(shape[1:])) if operand.space.is_on_chip else (prod(shape),)
+    return [(name, size) for name, size in zip(names, sizes, strict=False) if name != "*"]
+
+
+def _operand_with(row: Row, instr: Instruction, dim: str) -> str:
+    """The operand that has a dimension: an input where there is one, since that is what the author tiles."""
+    named = [p for p in row.operands if dim in p.dims.split() and p.name in instr.operands]
+    return next((p.name for p in named if not p.writes), named[0].name if named else row.operands[0].name)
+
+
+def check_alu(instr: Instruction, target: Target, *names: str, kinds: tuple[OpKind, ...] = ()) -> None:
+    """Operators exist on the target and are of an allowed kind."""
+    for name in names:
+        op = ALU.get(instr.attrs.get(name) or "")
+        if op is None:
+            continue
+        if target.version < op.since:
+            raise fail(instr, "E108", name, f"{op} does not exist on {target}", limit=f"{op.since.name} or later",
+                       actual=str(target))
+        if kinds and op.kind not in kinds:
+            raise fail(instr, "E105", name, f"{op} is a {op.kind.value} operator",
+                       limit=" or ".join(k.value for k in kinds), actual=str(op))
+
+
+def same_dtype(instr: Instruction, first: str, second: str) -> None:
+    """Two operands have equal dtypes: the instruction moves bits."""
+    a, b = instr.operands[first], instr.operands[second]
+    assert not isinstance(a, (int, float)) and not isinstance(b, (int, float))
+    if a.dtype != b.dtype:
+        raise fail(instr, "E103", first, f"dtype {a.dtype}, but {second} is {b.dtype}", limit="equal dtypes",
+                   actual=f"{a.dtype} and {b.dtype}", hint=f"allocate {first} as {b.dtype}")
+
+
+def dtype_of(instr: Instruction, name: str) -> Dtype | None:
+    """The dtype of an operand, None for an immediate or an absent one."""
+    operand = instr.operands.get(name)
+    return None if operand is None or isinstance(operand, (int, float)) else operand.dtype
