@@ -12,7 +12,7 @@ from ..table import (
 )
 from .costs import MIN_II, copy_cycles, two_inputs
 
-__all__ = ["exact_integers", "in_psum"]
+__all__ = ["exact_integers", "in_psum", "is_address_form"]
 
 _WIDE_INTS = frozenset({"int32", "uint32"})
 
@@ -195,14 +195,14 @@ def _tensor_scalar_ops(instr: Instruction, target: Target, dims: dict[str, int])
             raise fail(instr, "E105", operand, f"{given} takes no operand", limit="None or 0", actual=value)
         if not unary and value is None:
             raise fail(instr, "E109", operand, f"missing for {given}", limit="a number or a [P,1] tile")
-        if not ALU[given].is_bitvec and dtype_of(instr, operand) not in (None, "float32") and not _is_address_form(instr):
+        if not ALU[given].is_bitvec and dtype_of(instr, operand) not in (None, "float32") and not is_address_form(instr):
             raise fail(instr, "E103", operand, f"dtype {dtype_of(instr, operand)}", limit="float32 for arithmetic operators",
                        actual=str(dtype_of(instr, operand)), hint="copy it into a float32 tile")
     if attrs["op0"] is None and attrs["op1"] is None:
         raise fail(instr, "E109", "op0", "no operator given", limit="op0, op1 or both")
 
 
-def _is_address_form(instr: Instruction) -> bool:
+def is_address_form(instr: Instruction) -> bool:
     """add, subtract or multiply of int32/uint32 tiles by an integer: exact integer arithmetic.
 
     Model: the reference names this form (`tensor_scalar_addr`) without stating its conditions; public kernels count

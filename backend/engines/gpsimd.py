@@ -1,0 +1,61 @@
+"""GpSimd engine: index generation and search."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ...ir.dtypes import DTYPES
+from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE
+from ..numerics import Store, convert, put, wrap32
+from ..semantics import BoundOp, Run, semantics
+
+
+@semantics("iota")
+def iota(op: BoundOp) -> Run:
+    """Partitions count from dst's first one. All but a register offset is computed when the plan is built.
+
+    Model: int32 arithmetic wraps; a 32-bit dst takes the bits, other dtypes convert through float32 as copies do.
+    """
+    shape = op.shape("dst")
+    numbers = np.arange(shape[0], dtype=np.int64)[:, None] * wrap32(op.attrs["channel_multiplier"])
+    free = np.zeros(1, np.int64)
+    for step, count in op.attrs["pattern"]:
+        free = (free[:, None] + np.arange(count, dtype=np.int64) * wrap32(step)).reshape(-1)
+    # int64 does not wrap here: 128 partitions and at most 65536 elements, each times less than 2^31.
+    base = (numbers + free).astype(np.int32).reshape(shape[0], prod(shape[1:]))
+    move = _from_int32(op)
+    offset = op.immediate("offset")
+    if op.has("offset") and offset is None:
+        return lambda dst, offset: move(dst, base + offset.reshape(-1)[:1])
+
+    values = np.empty(base.shape, op.dtype("dst").storage)
+    move(values, base + np.int32(wrap32(int(offset or 0))))
+    return lambda dst: put(dst, values)
+
+
+def _from_int32(op: BoundOp) -> Store:
+    dtype = op.dtype("dst")
+    if dtype == "uint32":
+        return lambda dst, values: put(dst, values.view(np.uint32))
+    return convert(DTYPES["int32"], dtype)
+
+
+@semantics("nonzero_with_count")
+def nonzero_with_count(op: BoundOp) -> Run:
+    """Each GpSimd core serves the first of its partitions: 0, 16, 32, ... of those that exist. NaN is not zero."""
+    free, padding = prod(op.shape("src")[1:]), wrap32(op.attrs["padding_val"])
+    first = wrap32(op.attrs["index_offset"])
+    indices = (np.arange(free, dtype=np.int64) + first).astype(np.int32)
+
+    def run(dst: np.ndarray, src: np.ndarray) -> None:
+        chosen = src[::PARTITIONS_PER_CORE] != 0
+        rows = np.full((len(chosen), free + 1), padding, np.int32)
+        for row, nonzero in zip(rows, chosen, strict=True):
+            found = indices[nonzero]
+            row[: len(found)] = found
+            row[free] = len(found)
+        put(dst[::PARTITIONS_PER_CORE], rows)
+
+    return run
