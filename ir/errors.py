@@ -17,7 +17,7 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-__all__ = ["GateError", "KernelError", "Loc", "RegisterUseError"]
+__all__ = ["FrozenError", "GateError", "KernelError", "Loc", "RegisterUseError"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,10 @@ class KernelError(Exception):
 
 class GateError(KernelError, AssertionError):
     """A gate does not hold. Also an AssertionError, which is what the public `kernel_assert` raises."""
+
+
+class FrozenError(KernelError, AssertionError):
+    """A write to a loop variable. Also an AssertionError, as the public tracer raises."""
 
 
 class RegisterUseError(KernelError, TypeError):

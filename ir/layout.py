@@ -1,9 +1,25 @@
 """The view algebra: how each view step changes the shape, strides and offset of a tensor.
 
-A `Layout` says where the elements of a view are: element (i0, i1, ...) lies at storage position
-`offset + sum(strides[k] * i_k)`, in elements of `dtype`, on chip counted through the partitions (one partition is
-`row` elements long). `STEPS` holds one function per view step; the frontend applies them as the author writes
-them, and fold-layouts replays them.
+`STEPS` holds one function per view step, Layout to Layout; the frontend applies them as the author writes them, and
+fold-layouts replays them. No step moves data. D is the partition dimension (0) of an on-chip tensor, or dimension 0
+where its rows are addressed at run time: it stays first and whole.
+
+    index(*keys)             Python indexing        an int drops its dimension (D stays, with size 1); no clamping
+    slice(dim, start, end)   cut one dimension      0 <= start < end <= size, step >= 1; D on chip: step 1
+    select(dim, i)           drop one dimension     not D; a register or one-element tensor selects at run time
+    vector_select(0, idx)    rows idx[0], idx[1]..  HBM; idx is (P,1)
+    permute(dims)            reorder                D first
+    broadcast(dim, size)     repeat one element     size 1, not D
+    expand_dim(dim)          insert a size of 1     not at D
+    squeeze_dim(dim)         remove a size of 1     not D; two dimensions stay on chip, one in HBM
+    reshape_dim(dim, shape)  split                  same product, one -1 allowed; not D
+    flatten_dims(start, end) merge, end included    contiguous; not D
+    reshape(shape)           another shape          same product, without a copy; D keeps its size
+    rearrange(src, dst)      split, permute, merge  as its parts
+    view(dtype)              other dtype, same bits last dimension contiguous and divisible; a static view
+    ap(pattern, ...)         raw pattern            see access_pattern.py
+
+A view has at most one dynamic step, and at most 5 dimensions.
 
 Source: `nki.language` reference (NkiTensor), deep dives "NKI Access Patterns" and "Tensor Indexing".
 """
@@ -11,106 +27,34 @@ Source: `nki.language` reference (NkiTensor), deep dives "NKI Access Patterns" a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from .access_pattern import (
+    DynamicOffset,
+    Layout,
+    ap,
+    as_int,
+    base_layout,
+    checked_dtype,
+    contiguous_strides,
+    dim_number,
+    fault,
+    free_dim,
+    indexed_stride,
+    integer,
+    integers,
+    keep_rows,
+    require_hbm,
+    scalar_index,
+    shown,
+    still_static,
+    vector_index,
+    with_legal_rank,
+)
 from .dtypes import Dtype
-from .errors import KernelError
 
 __all__ = ["STEPS", "DynamicOffset", "Layout", "base_layout", "contiguous_strides"]
-
-MAX_RANK = 5  # dimensions of a tensor, the partition included (NKI language guide)
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicOffset:
-    """An address part known only when the kernel runs: `index * stride` elements are added to the offset.
-
-    kind:   "scalar": one index for the whole access; "vector": row p of dim 0 uses index[p].
-    index:  a one-element (scalar) or (P,1) (vector) operand, or a register.
-    stride: elements per unit of the index.
-    bound:  legal indices are 0 <= index < bound. Where the first dimension steps along the indexed one, row i
-            counts as index + i*walk, so that each row can be inside or outside on its own.
-    walk:   see bound; 0 where the access moves as one.
-    """
-
-    kind: str
-    index: object
-    stride: int
-    bound: int
-    walk: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where the elements of a view are. row: elements of one partition, None in HBM; size: elements of the storage."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: Dtype
-    row: int | None
-    size: int
-    dynamic: DynamicOffset | None = None
-
-    @property
-    def on_chip(self) -> bool:
-        return self.row is not None
-
-    @property
-    def free_size(self) -> int:
-        """Elements a partition on chip; all elements in HBM."""
-        return prod(self.shape[1:]) if self.on_chip else prod(self.shape)
-
-    def is_contiguous(self) -> bool:
-        """Row-major without gaps; on chip the partition dimension is ignored."""
-        first = 1 if self.on_chip else 0
-        expected = contiguous_strides(self.shape[first:])
-        return all(
-            size == 1 or stride == want
-            for size, stride, want in zip(self.shape[first:], self.strides[first:], expected, strict=True)
-        )
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
-def base_layout(shape: tuple[int, ...], dtype: Dtype, on_chip: bool) -> Layout:
-    """The layout of a whole fresh tensor: row-major."""
-    row = prod(shape[1:]) if on_chip else None
-    return Layout(shape, contiguous_strides(shape), 0, dtype, row, prod(shape))
-
-
-def _fail(code: str, message: str, **details: object) -> KernelError:
-    return KernelError(code, message, **details)  # type: ignore[arg-type]
-
-
-def _dim(layout: Layout, dim: int, *, verb: str) -> int:
-    rank = len(layout.shape)
-    if not isinstance(dim, int) or not -rank <= dim < rank:
-        raise _fail("E301", f"{verb}: no dimension {dim}", limit=f"0..{rank - 1} (shape {layout.shape})", actual=dim)
-    return dim % rank
-
-
-def _free_dim(layout: Layout, dim: int, *, verb: str) -> int:
-    dim = _dim(layout, dim, verb=verb)
-    if layout.on_chip and dim == 0:
-        raise _fail(
-            "E302", f"{verb}: dimension 0 is the partition dimension of an on-chip tensor",
-            limit="a free dimension (1 or more)", actual=dim, hint="keep the partition dimension first and whole",
-        )
-    return dim
-
-
-def _static(layout: Layout, verb: str) -> None:
-    if layout.dynamic is not None:
-        raise _fail("E303", f"{verb}: the view is already dynamically addressed", limit="one dynamic step a view",
-                    hint="do this step before the dynamic one")
 
 
 def _put(values: tuple[int, ...], dim: int, *new: int) -> tuple[int, ...]:
@@ -118,30 +62,80 @@ def _put(values: tuple[int, ...], dim: int, *new: int) -> tuple[int, ...]:
     return (*values[:dim], *new, *values[dim + 1 :])
 
 
+# ---- cutting ----
+
+
+def index(layout: Layout, *keys: object) -> Layout:
+    """Python indexing. An int on dimension 0 on chip keeps it with size 1; elsewhere it removes the dimension."""
+    removed = []
+    for dim, key in enumerate(_expand(layout, keys)):
+        if isinstance(key, slice):
+            layout = slice_(layout, dim, *_slice_bounds(key, layout.shape[dim]))
+            continue
+        number = as_int(key)
+        if number is not None:
+            layout = _take(layout, dim, number)
+        elif key is None or isinstance(key, (bool, float, str, tuple, list)):
+            raise fault("E301", f"index: key {shown(key)}", limit="int, slice, `...`, nl.ds or a run-time index",
+                        actual=type(key).__name__, hint="expand_dim adds a dimension; a gather is vector_select")
+        else:
+            layout = _take_dynamic(layout, dim, key, "index")
+        removed.append(dim)
+    for dim in reversed(removed):
+        if not (layout.on_chip and dim == 0):
+            layout = _squeeze(layout, dim, "index")
+    return layout
+
+
+def _expand(layout: Layout, keys: tuple[object, ...]) -> list[object]:
+    """One key a dimension: `...` and missing trailing keys become full slices."""
+    rank = len(layout.shape)
+    dots = [i for i, key in enumerate(keys) if key is Ellipsis]
+    given = len(keys) - len(dots)
+    if len(dots) > 1:
+        raise fault("E301", "index: more than one ellipsis", limit="one `...`", actual=len(dots),
+                    hint="write `:` for single dimensions")
+    if given > rank:
+        raise fault("E301", f"index: {given} keys for {rank} dimensions", limit=f"{rank} keys", actual=given,
+                    hint=f"the view has shape {layout.shape}")
+    at = dots[0] if dots else given
+    return [*keys[:at], *[slice(None)] * (rank - given), *keys[at + len(dots) :]]
+
+
+def _slice_bounds(key: slice, size: int) -> tuple[int, int, int]:
+    start = 0 if key.start is None else integer(key.start, "slice")
+    stop = size if key.stop is None else integer(key.stop, "slice")
+    step = 1 if key.step is None else integer(key.step, "slice")
+    return (start + size if start < 0 else start), (stop + size if stop < 0 else stop), step
+
+
 def slice_(layout: Layout, dim: int, start: int, end: int, step: int = 1) -> Layout:
     """Elements start, start+step, ... below end of one dimension. 0 <= start < end <= size, step >= 1."""
-    dim = _dim(layout, dim, verb="slice")
-    size = layout.shape[dim]
-    if layout.dynamic is not None and layout.dynamic.kind == "vector" and dim == 0 and (start, end, step) != (0, size, 1):
-        raise _fail("E303", "slice: dimension 0 is indexed by a vector", limit="a dimension after the indexed one",
-                    actual=f"{start}:{end}:{step}", hint="slice the index tensor instead")
+    dim = dim_number(layout, dim, "slice")
+    start, end, step = integer(start, "slice"), integer(end, "slice"), integer(step, "slice")
+    size, dynamic = layout.shape[dim], layout.dynamic
     if step < 1:
-        raise _fail("E304", f"slice: step is {step}", limit="step >= 1", actual=step)
+        raise fault("E304", f"slice: step is {step}", limit="step >= 1", actual=step,
+                    hint="views run forward; reverse the order of the reads or of the data")
     if not 0 <= start < end <= size:
-        raise _fail(
+        raise fault(
             "E304", f"slice {start}:{end} of dimension {dim}, which has {size} elements",
             limit=f"0 <= start < end <= {size}", actual=f"{start}:{end}",
             hint="slices are not clamped; cut the last tile to what is left, e.g. min(tile, size - start)",
         )
     if layout.on_chip and dim == 0 and step != 1:
-        raise _fail("E302", f"slice: partition step {step}", limit="step 1 on the partition dimension", actual=step,
+        raise fault("E302", f"slice: partition step {step}", limit="step 1 on the partition dimension", actual=step,
                     hint="the hardware has no partition stride; move the rows with nc_stream_shuffle or a DMA")
-    dynamic = layout.dynamic
+    if dynamic is not None and dynamic.kind == "vector" and dim == 0 and (start, end, step) != (0, size, 1):
+        raise fault("E303", "slice: dimension 0 is indexed by a vector", limit="a dimension after the indexed one",
+                    actual=f"{start}:{end}:{step}", hint="slice the index tensor instead")
+    count = (end - start + step - 1) // step
     if dynamic is not None and dynamic.walk and dim == 0:
-        dynamic = replace(dynamic, bound=dynamic.bound - start * dynamic.walk, walk=dynamic.walk * step)
+        walk = dynamic.walk * step if count > 1 else 0
+        dynamic = replace(dynamic, bound=dynamic.bound - start * dynamic.walk, walk=walk)
     return replace(
         layout,
-        shape=_put(layout.shape, dim, (end - start + step - 1) // step),
+        shape=_put(layout.shape, dim, count),
         strides=_put(layout.strides, dim, layout.strides[dim] * step),
         offset=layout.offset + start * layout.strides[dim],
         dynamic=dynamic,
@@ -150,137 +144,149 @@ def slice_(layout: Layout, dim: int, start: int, end: int, step: int = 1) -> Lay
 
 def select(layout: Layout, dim: int, index: object) -> Layout:
     """One index of a dimension, which vanishes. `index` may be a register or a one-element tensor: a dynamic select."""
-    if isinstance(index, int):
-        dim = _free_dim(layout, dim, verb="select")
-        return squeeze_dim(_take(layout, dim, index), dim)
-    dim = _free_dim(layout, dim, verb="dynamic select")
-    return squeeze_dim(_take_dynamic(layout, dim, index), dim)
+    dim, number = dim_number(layout, dim, "select"), as_int(index)
+    taken = _take_dynamic(layout, dim, index, "select") if number is None else _take(layout, dim, number)
+    return _squeeze(taken, dim, "select")
 
 
 def _take(layout: Layout, dim: int, index: int) -> Layout:
-    size = layout.shape[dim]
+    size, index = layout.shape[dim], integer(index, "index")
     if not -size <= index < size:
-        raise _fail("E304", f"index {index} of dimension {dim}, which has {size} elements",
-                    limit=f"-{size} <= index < {size}", actual=index)
+        raise fault("E304", f"index {index} of dimension {dim}, which has {size} elements",
+                    limit=f"-{size} <= index < {size}", actual=index, hint="tensors do not grow; check the loop's range")
     start = index % size
     return slice_(layout, dim, start, start + 1)
 
 
-def _take_dynamic(layout: Layout, dim: int, index: object) -> Layout:
-    _static(layout, "dynamic select")
-    stride, size = layout.strides[dim], layout.shape[dim]
-    if stride == 0 and size > 1:
-        raise _fail("E303", f"dynamic select of dimension {dim}, which is broadcast", limit="a dimension with a stride",
-                    hint="select before the broadcast")
-    offset = DynamicOffset("scalar", index, stride, size)
+def _take_dynamic(layout: Layout, dim: int, index: object, verb: str) -> Layout:
+    dim, index = free_dim(layout, dim, f"dynamic {verb}"), scalar_index(index, f"dynamic {verb}")
+    still_static(layout, f"dynamic {verb}")
+    offset = DynamicOffset("scalar", index, indexed_stride(layout, dim, f"dynamic {verb}"), layout.shape[dim])
     return replace(layout, shape=_put(layout.shape, dim, 1), dynamic=offset)
 
 
 def vector_select(layout: Layout, dim: int, index: object) -> Layout:
     """Rows of dimension 0 chosen by an index tensor (P,1): row p is row index[p]. HBM only."""
-    if dim != 0:
-        raise _fail("E303", f"vector_select: dimension {dim}", limit="dimension 0", actual=dim)
-    _static(layout, "vector_select")
-    _require_hbm(layout, "vector_select")
-    rows = index.shape[0]  # type: ignore[attr-defined]
-    offset = DynamicOffset("vector", index, layout.strides[0], layout.shape[0])
+    require_hbm(layout, "vector_select")
+    if dim_number(layout, dim, "vector_select") != 0:
+        raise fault("E303", f"vector_select: dimension {dim}", limit="dimension 0", actual=dim,
+                    hint="permute the HBM tensor so that the indexed dimension comes first")
+    still_static(layout, "vector_select")
+    rows = vector_index(index, "vector_select").shape[0]  # type: ignore[attr-defined]
+    offset = DynamicOffset("vector", index, indexed_stride(layout, 0, "vector_select"), layout.shape[0])
     return replace(layout, shape=_put(layout.shape, 0, rows), dynamic=offset)
 
 
-def _require_hbm(layout: Layout, verb: str) -> None:
-    if layout.on_chip:
-        raise _fail("E303", f"{verb}: the tensor is on chip", limit="a tensor in HBM",
-                    hint="a vector of offsets addresses HBM rows by DMA; on chip use scalar_offset on a free dimension")
-
-
-def permute(layout: Layout, dims: Sequence[int]) -> Layout:
-    """The dimensions in another order; on chip the partition dimension stays first."""
-    dims = tuple(dims)
-    if sorted(dims) != list(range(len(layout.shape))):
-        raise _fail("E301", f"permute: {dims} is no permutation of the dimensions", limit=f"0..{len(layout.shape) - 1}",
-                    actual=dims)
-    vector = layout.dynamic is not None and layout.dynamic.kind == "vector"
-    if (layout.on_chip or vector) and dims[0] != 0:
-        raise _fail("E302", f"permute: {dims} moves the partition dimension", limit="dims[0] == 0", actual=dims,
-                    hint="transpose with nc_transpose or dma_transpose")
-    return replace(layout, shape=tuple(layout.shape[d] for d in dims), strides=tuple(layout.strides[d] for d in dims))
+# ---- dimensions of one element ----
 
 
 def broadcast(layout: Layout, dim: int, size: int) -> Layout:
     """A dimension of one element repeated `size` times (stride 0)."""
-    dim = _free_dim(layout, dim, verb="broadcast")
+    dim, size = free_dim(layout, dim, "broadcast"), integer(size, "broadcast")
     if layout.shape[dim] != 1:
-        raise _fail("E305", f"broadcast: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
-                    actual=layout.shape[dim], hint="slice it to one element first")
-    _positive(size, "broadcast")
+        raise fault("E305", f"broadcast: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
+                    actual=layout.shape[dim], hint="slice it to one element first, or expand_dim")
+    if size < 1:
+        raise fault("E305", f"broadcast: size is {size}", limit="size >= 1", actual=size,
+                    hint="leave the instruction out when nothing is repeated")
     return replace(layout, shape=_put(layout.shape, dim, size), strides=_put(layout.strides, dim, 0))
-
-
-def _positive(size: int, verb: str) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise _fail("E305", f"{verb}: size is {size}", limit="a size of at least 1", actual=size)
 
 
 def expand_dim(layout: Layout, dim: int) -> Layout:
     """A new dimension of one element at `dim`."""
-    rank = len(layout.shape)
-    if not isinstance(dim, int) or not -rank - 1 <= dim <= rank:
-        raise _fail("E301", f"expand_dim: no place {dim}", limit=f"0..{rank}", actual=dim)
+    rank, dim = len(layout.shape), integer(dim, "expand_dim")
+    if not -rank - 1 <= dim <= rank:
+        raise fault("E301", f"expand_dim: no place {dim}", limit=f"0..{rank}", actual=dim,
+                    hint=f"the view has shape {layout.shape}")
     dim = dim % (rank + 1)
-    if layout.on_chip and dim == 0:
-        raise _fail("E302", "expand_dim: dimension 0 is the partition dimension of an on-chip tensor",
-                    limit="dim >= 1", actual=0)
+    if dim == 0:
+        keep_rows(layout, "expand_dim")
     stride = layout.strides[dim] * layout.shape[dim] if dim < rank else 1
-    return replace(
+    expanded = replace(
         layout,
         shape=(*layout.shape[:dim], 1, *layout.shape[dim:]),
         strides=(*layout.strides[:dim], stride, *layout.strides[dim:]),
     )
+    return with_legal_rank(expanded, "expand_dim")
 
 
 def squeeze_dim(layout: Layout, dim: int) -> Layout:
     """A dimension of one element removed. An on-chip view keeps two dimensions, an HBM view one."""
-    dim = _free_dim(layout, dim, verb="squeeze_dim")
+    return _squeeze(layout, dim, "squeeze_dim")
+
+
+def _squeeze(layout: Layout, dim: int, verb: str) -> Layout:
+    dim = free_dim(layout, dim, verb)
     if layout.shape[dim] != 1:
-        raise _fail("E305", f"squeeze_dim: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
-                    actual=layout.shape[dim])
+        raise fault("E305", f"{verb}: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
+                    actual=layout.shape[dim], hint="only dimensions of one element vanish; flatten_dims merges others")
     if len(layout.shape) == (2 if layout.on_chip else 1):
         return layout
     return replace(layout, shape=_put(layout.shape, dim), strides=_put(layout.strides, dim))
 
 
+# ---- other shapes over the same elements ----
+
+
+def permute(layout: Layout, dims: Sequence[int]) -> Layout:
+    """The dimensions in another order; on chip the partition dimension stays first."""
+    dims = integers(dims, "permute")
+    if sorted(dims) != list(range(len(layout.shape))):
+        raise fault("E301", f"permute: {dims} is no permutation of the dimensions", actual=dims,
+                    limit=f"0..{len(layout.shape) - 1}, each once", hint=f"the view has shape {layout.shape}")
+    if dims[0] != 0:
+        keep_rows(layout, "permute")
+    return replace(layout, shape=tuple(layout.shape[d] for d in dims), strides=tuple(layout.strides[d] for d in dims))
+
+
 def reshape_dim(layout: Layout, dim: int, shape: Sequence[int]) -> Layout:
     """One dimension split into several; one of them may be -1."""
-    dim, sizes = _dim(layout, dim, verb="reshape_dim"), tuple(shape)
-    if len(sizes) > 1:
-        dim = _free_dim(layout, dim, verb="reshape_dim")
-    sizes = _with_inferred(sizes, layout.shape[dim], "reshape_dim")
+    dim, sizes = dim_number(layout, dim, "reshape_dim"), integers(shape, "reshape_dim")
+    return with_legal_rank(_split(layout, dim, sizes, "reshape_dim"), "reshape_dim")
+
+
+def _split(layout: Layout, dim: int, sizes: tuple[int, ...], verb: str) -> Layout:
+    sizes = _with_inferred(sizes, layout.shape[dim], verb)
+    if len(sizes) == 1:
+        return layout
+    if dim == 0:
+        keep_rows(layout, verb)
     strides = tuple(step * layout.strides[dim] for step in contiguous_strides(sizes))
     return replace(layout, shape=_put(layout.shape, dim, *sizes), strides=_put(layout.strides, dim, *strides))
 
 
 def _with_inferred(sizes: tuple[int, ...], total: int, verb: str) -> tuple[int, ...]:
     """`sizes` with a -1 filled in; their product must be `total`."""
+    given = sizes
     known = prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and known > 0 and total % known == 0:
         sizes = tuple(total // known if size == -1 else size for size in sizes)
     if any(size < 1 for size in sizes) or prod(sizes) != total:
-        raise _fail("E305", f"{verb}: {sizes} does not hold {total} elements", limit=f"product {total}", actual=sizes)
+        raise fault("E305", f"{verb}: {given} does not hold {total} elements", limit=f"sizes >= 1, product {total}",
+                    actual=given, hint="leave one size to be inferred with -1")
     return sizes
 
 
 def flatten_dims(layout: Layout, start: int, end: int) -> Layout:
     """Dimensions start..end (inclusive) merged into one; they must be contiguous."""
-    start = _free_dim(layout, start, verb="flatten_dims")
-    end = _dim(layout, end, verb="flatten_dims")
+    start, end = free_dim(layout, start, "flatten_dims"), dim_number(layout, end, "flatten_dims")
     if end < start:
-        raise _fail("E301", f"flatten_dims: {start}..{end} is empty", limit="start <= end", actual=(start, end))
+        raise fault("E301", f"flatten_dims: {start}..{end} is empty", limit="start <= end", actual=f"{start}..{end}",
+                    hint="the end is included")
+    return _join(layout, start, end, "flatten_dims")
+
+
+def _join(layout: Layout, start: int, end: int, verb: str) -> Layout:
+    if start == end:
+        return layout
+    if start == 0:
+        keep_rows(layout, verb)
     merged = _merge(layout.shape[start : end + 1], layout.strides[start : end + 1])
     if len(merged) > 1:
-        raise _fail("E305", f"flatten_dims: dimensions {start}..{end} are not contiguous",
+        raise fault("E305", f"{verb}: dimensions {start}..{end} are not contiguous",
                     limit="stride[k] == stride[k+1] * shape[k+1]",
                     actual=f"shape {layout.shape}, strides {layout.strides}", hint="copy the tile first")
-    (stride, size) = merged[0]
+    ((stride, size),) = merged
     return replace(
         layout,
         shape=(*layout.shape[:start], size, *layout.shape[end + 1 :]),
@@ -298,26 +304,23 @@ def _merge(shape: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]
             pairs[-1] = (stride, pairs[-1][1] * size)
         else:
             pairs.append((stride, size))
-    return pairs or [(1, 1)]
+    return pairs or [(strides[-1], 1)]
 
 
-def reshape(layout: Layout, shape: Sequence[int]) -> Layout:
+def reshape(layout: Layout, shape: Sequence[int] | int) -> Layout:
     """Another shape over the same elements in the same order, without a copy. On chip dimension 0 stays."""
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    sizes = integers(shape if isinstance(shape, (tuple, list)) else (shape,), "reshape")
     sizes = _with_inferred(sizes, prod(layout.shape), "reshape")
-    if layout.dynamic is not None and sizes[0] != layout.shape[0]:
-        raise _fail("E303", "reshape: dimension 0 of a dynamically addressed view must stay",
-                    limit=f"shape[0] == {layout.shape[0]}", actual=sizes)
-    kept = 1 if layout.on_chip or layout.dynamic is not None else 0
+    kept = 1 if layout.on_chip or layout.has_dynamic_rows else 0
     if kept and sizes[0] != layout.shape[0]:
-        raise _fail("E302", f"reshape: {sizes} changes the partition dimension", limit=f"shape[0] == {layout.shape[0]}",
-                    actual=sizes[0], hint="move data between partitions with a transpose, shuffle or DMA")
-    strides = _recut(_merge(layout.shape[kept:], layout.strides[kept:]), sizes[kept:])
+        keep_rows(layout, f"reshape {layout.shape} to {sizes}")
+    reshaped = with_legal_rank(replace(layout, shape=sizes), "reshape")
+    strides = _recut(_merge(layout.shape[kept:] or (1,), layout.strides[kept:] or (1,)), sizes[kept:])
     if strides is None:
-        raise _fail("E305", f"reshape: {layout.shape} to {sizes} would need a copy",
+        raise fault("E305", f"reshape: {layout.shape} to {sizes} would need a copy",
                     limit="a shape that the strides allow", actual=f"strides {layout.strides}",
                     hint="copy the view into a new tile, then reshape that")
-    return replace(layout, shape=sizes, strides=layout.strides[:kept] + strides)
+    return replace(reshaped, strides=layout.strides[:kept] + strides)
 
 
 def _recut(pairs: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -326,10 +329,7 @@ def _recut(pairs: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[int, .
     remaining = list(reversed(pairs))  # innermost first
     stride, left = remaining.pop(0)
     for size in reversed(sizes):
-        if size == 1:
-            strides.append(stride)
-            continue
-        if left == 1 and remaining:
+        if size > 1 and left == 1 and remaining:
             stride, left = remaining.pop(0)
         if left % size:
             return None
@@ -340,49 +340,66 @@ def _recut(pairs: list[tuple[int, int]], sizes: tuple[int, ...]) -> tuple[int, .
 
 def rearrange(layout: Layout, src: Sequence, dst: Sequence, fixed_sizes: dict[str, int] | None = None) -> Layout:
     """einops-like: `src` and `dst` are tuples of axis names, or of tuples of names that share a dimension."""
-    sizes = dict(fixed_sizes or {})
-    groups = [(name,) if isinstance(name, str) else tuple(name) for name in src]
+    groups, wanted = _name_groups(src), _name_groups(dst)
+    names, order = [name for group in groups for name in group], [name for group in wanted for name in group]
     if len(groups) != len(layout.shape):
-        raise _fail("E301", f"rearrange: {len(groups)} source dimensions", limit=f"{len(layout.shape)} dimensions",
-                    actual=src)
-    names: list[str] = []
-    for group, size in zip(groups, layout.shape, strict=True):
-        names += group
-        sizes.update(zip(group, _with_inferred(tuple(sizes.get(name, -1) for name in group), size, "rearrange"),
-                         strict=True))
-    wanted = [(name,) if isinstance(name, str) else tuple(name) for name in dst]
-    order = [name for group in wanted for name in group]
-    if sorted(order) != sorted(names):
-        raise _fail("E301", f"rearrange: {tuple(dst)} does not use the names of {tuple(src)} once each",
-                    limit=f"each of {tuple(names)} once", actual=tuple(order))
+        raise fault("E301", f"rearrange: {len(groups)} source dimensions", limit=f"{len(layout.shape)} dimensions",
+                    actual=shown(src), hint=f"the view has shape {layout.shape}")
+    if len(set(names)) < len(names) or sorted(order) != sorted(names):
+        raise fault("E301", f"rearrange: {shown(dst)} does not use the names of {shown(src)} once each",
+                    limit=f"each of {shown(names)} once", actual=shown(order), hint="rearrange neither adds nor drops")
+    sizes = _name_sizes(fixed_sizes, names)
     dim = 0
     for group in groups:
-        layout = reshape_dim(layout, dim, tuple(sizes[name] for name in group)) if len(group) > 1 else layout
+        layout = _split(layout, dim, tuple(sizes.get(name, -1) for name in group), "rearrange")
         dim += len(group)
     layout = permute(layout, tuple(names.index(name) for name in order))
-    dim = 0
-    for group in wanted:
-        layout = flatten_dims(layout, dim, dim + len(group) - 1) if len(group) > 1 else layout
-        dim += 1
-    return layout
+    for dim, group in enumerate(wanted):
+        layout = _join(layout, dim, dim + len(group) - 1, "rearrange")
+    return with_legal_rank(layout, "rearrange")
+
+
+def _name_groups(names: object) -> list[tuple[str, ...]]:
+    dims = names if isinstance(names, (tuple, list)) else ()
+    groups = [tuple(dim) if isinstance(dim, (tuple, list)) else (dim,) for dim in dims]
+    if not groups or not all(group and all(isinstance(name, str) for name in group) for group in groups):
+        raise fault("E301", f"rearrange: pattern {shown(names)}", limit="a tuple of names and of tuples of names",
+                    actual=shown(names), hint='e.g. ("p", ("a", "b"))')
+    return groups
+
+
+def _name_sizes(fixed: object, names: list[str]) -> dict[str, int]:
+    if fixed is None:
+        return {}
+    if not isinstance(fixed, dict) or not all(name in names for name in fixed):
+        raise fault("E301", f"rearrange: sizes {shown(fixed)}", limit=f"a dict with names of {shown(names)}",
+                    actual=shown(fixed), hint="give the sizes of names in the source pattern")
+    return {name: integer(size, "rearrange") for name, size in fixed.items()}
+
+
+# ---- another dtype ----
 
 
 def view(layout: Layout, dtype: Dtype) -> Layout:
     """The same bits as another dtype; the last dimension scales by the ratio of the sizes."""
+    dtype = checked_dtype(dtype, "view")
     if dtype == layout.dtype:
         return layout
-    _static(layout, "view")
+    still_static(layout, "view")
     old, new = layout.dtype.nbytes, dtype.nbytes
     if old == new:
         return replace(layout, dtype=dtype)
-    last = len(layout.shape) - 1
+    last = free_dim(layout, -1, "view") if layout.on_chip else len(layout.shape) - 1
     if layout.shape[last] > 1 and layout.strides[last] != 1:
-        raise _fail("E305", f"view: the last dimension has stride {layout.strides[last]}", limit="stride 1",
-                    actual=layout.strides, hint="copy the view into a new tile first")
-    places = [*layout.strides[:last], layout.offset, layout.shape[last], layout.size, *([layout.row] if layout.row else [])]
+        raise fault("E305", f"view: the last dimension has stride {layout.strides[last]}", limit="stride 1",
+                    actual=f"strides {layout.strides}", hint="copy the view into a new tile first")
+    # The stride of a dimension of one element moves nothing, so it need not divide.
+    steps = [step for size, step in zip(layout.shape[:last], layout.strides[:last], strict=True) if size > 1]
+    places = (*steps, layout.offset, layout.shape[last], layout.size, layout.row or 0)
     if any(place * old % new for place in places):
-        raise _fail("E305", f"view: {layout.shape} of {layout.dtype} does not divide into {dtype}",
-                    limit=f"multiples of {new} bytes", actual=f"shape {layout.shape}, offset {layout.offset}")
+        raise fault("E305", f"view: {layout.shape} of {layout.dtype} does not divide into {dtype}",
+                    limit=f"multiples of {new} bytes", hint="pad the last dimension, or align the slice",
+                    actual=f"shape {layout.shape}, strides {layout.strides}, offset {layout.offset}")
 
     def scaled(elements: int) -> int:
         return elements * old // new
@@ -395,173 +412,6 @@ def view(layout: Layout, dtype: Dtype) -> Layout:
         row=None if layout.row is None else scaled(layout.row),
         size=scaled(layout.size),
     )
-
-
-def ap(
-    layout: Layout,
-    pattern: Sequence[Sequence[int]],
-    offset: int | None = None,
-    scalar_offset: object = None,
-    vector_offset: object = None,
-    indirect_dim: int = 0,
-    dtype: Dtype | None = None,
-) -> Layout:
-    """A raw access pattern over the storage: [[step, count], ...], outermost first, in elements of `dtype`.
-
-    The receiver's shape and strides do not matter, its offset does: `offset` is added to it. (The public pages disagree
-    on that for a receiver that is a slice; the public kernels need this reading.) On chip the first pair is the
-    partition: its step is the elements of one partition, of the whole tensor or of the sliced receiver.
-    """
-    receiver = layout if dtype is None else _retyped(layout, dtype)
-    pairs = tuple((int(step), int(count)) for step, count in pattern)
-    if not pairs or any(count < 1 for _, count in pairs) or any(step < 0 for step, _ in pairs):
-        raise _fail("E306", f"ap: pattern {pattern}", limit="pairs [step >= 0, count >= 1]", actual=pattern)
-    if scalar_offset is not None and vector_offset is not None:
-        raise _fail("E303", "ap: scalar_offset and vector_offset together", limit="one of the two")
-    _static(layout, "ap")
-    start = receiver.offset
-    shape, strides = tuple(count for _, count in pairs), tuple(step for step, _ in pairs)
-    if receiver.row is not None:
-        strides, start = _chip_pattern(receiver, pairs, offset)
-    elif offset is not None:
-        start += offset
-    result = replace(receiver, shape=shape, strides=strides, offset=start, dynamic=None)
-    if scalar_offset is not None or vector_offset is not None:
-        result = _with_offset(result, receiver, scalar_offset, vector_offset, indirect_dim)
-    _check_bounds(result)
-    return result
-
-
-def _retyped(layout: Layout, dtype: Dtype) -> Layout:
-    """The receiver counted in elements of another dtype; only its storage and offset matter."""
-    old, new = layout.dtype.nbytes, dtype.nbytes
-    if any(place * old % new for place in (layout.offset, layout.size, layout.row or 0)):
-        raise _fail("E306", f"ap: the storage does not divide into {dtype}", limit=f"multiples of {new} bytes",
-                    actual=f"offset {layout.offset} of {layout.dtype}")
-    last = len(layout.shape) - 1
-    row = None if layout.row is None else layout.row * old // new
-    shape = _put(layout.shape, last, max(1, layout.shape[last] * old // new))
-    strides = (*(stride * old // new for stride in layout.strides[:last]), layout.strides[last])
-    return replace(layout, shape=shape, strides=strides, offset=layout.offset * old // new, dtype=dtype, row=row,
-                   size=layout.size * old // new)
-
-
-def _chip_pattern(receiver: Layout, pairs: tuple[tuple[int, int], ...], offset: int | None) -> tuple[tuple[int, ...], int]:
-    """Strides and start of an on-chip pattern, counted through the storage's partitions."""
-    row, own = receiver.row, prod(receiver.shape[1:])
-    assert row is not None
-    (step, count), start = pairs[0], receiver.offset
-    if count > 1 and step not in (row, own):
-        raise _fail(
-            "E306", f"ap: the first pair steps {step} elements, one partition is {row}", limit=f"first step == {row}",
-            actual=list(pairs[0]), hint="the partition dimension comes first and has no stride",
-        )
-    if offset is not None:
-        unit = row if count == 1 or step == row else own
-        start += offset // unit * row + offset % unit
-    return (row, *(step for step, _ in pairs[1:])), start
-
-
-def _with_offset(
-    result: Layout, receiver: Layout, scalar: object, vector: object, dim: int
-) -> Layout:
-    if vector is not None:
-        _require_hbm(receiver, "ap with vector_offset")
-        if dim != 0:
-            raise _fail("E303", f"ap: vector_offset with indirect_dim {dim}", limit="indirect_dim == 0", actual=dim)
-        step = prod(receiver.shape[1:])
-        offset = DynamicOffset("vector", vector, step, receiver.shape[0])
-        return replace(result, strides=_put(result.strides, 0, step), dynamic=offset)
-    dim = _free_dim(receiver, dim, verb="ap with scalar_offset")
-    # By the strides of the receiver: equal to prod(shape[dim+1:]) on whole tensors, and right on slices too.
-    stride = receiver.strides[dim]
-    return replace(result, dynamic=_scalar_offset(result, scalar, stride, stride * receiver.shape[dim]))
-
-
-def _scalar_offset(pattern: Layout, index: object, stride: int, block: int) -> DynamicOffset:
-    """The legal indices of a scalar offset: the access must not leave the indexed dimension.
-
-    block: elements from the first to past the last index of that dimension. Model: the public pages say only that
-    dynamic addresses are checked; staying inside the dimension is what every public use means.
-    """
-    start = pattern.offset if pattern.row is None else pattern.offset % pattern.row
-    inner = [
-        (step, count)
-        for step, count in list(zip(pattern.strides, pattern.shape, strict=True))[0 if pattern.row is None else 1 :]
-        if count > 1 and step < block
-    ]
-    walk = 0
-    first_walks = pattern.row is None and pattern.shape[0] > 1 and 0 < pattern.strides[0] < block
-    if first_walks and pattern.strides[0] % stride == 0:
-        walk, inner = pattern.strides[0] // stride, inner[1:]
-    furthest = start % block + sum(step * (count - 1) for step, count in inner)
-    return DynamicOffset("scalar", index, stride, max(0, (block - 1 - furthest) // stride + 1), walk)
-
-
-def _check_bounds(layout: Layout) -> None:
-    """The static part of a pattern lies inside its storage, and on chip inside its partition."""
-    sizes, strides, offset, end = layout.shape, layout.strides, layout.offset, layout.size
-    if layout.dynamic is not None and layout.dynamic.kind == "vector":
-        sizes, strides = sizes[1:], strides[1:]
-    if layout.row is not None:
-        last = offset // layout.row + sizes[0]
-        if last * layout.row > layout.size:
-            raise _fail("E306", f"ap: partitions {offset // layout.row}..{last - 1}",
-                        limit=f"{layout.size // layout.row} partitions", actual=last)
-        sizes, strides, offset, end = sizes[1:], strides[1:], offset % layout.row, layout.row
-    furthest = offset + sum(stride * (size - 1) for size, stride in zip(sizes, strides, strict=True))
-    if offset < 0 or furthest >= end:
-        where = "partition" if layout.row is not None else "tensor"
-        raise _fail("E306", f"ap: element {furthest} of a {where} of {end}", limit=f"offset + sum(step*(count-1)) < {end}",
-                    actual=furthest, hint="reduce a count, a step or the offset")
-
-
-def index(layout: Layout, *keys: object) -> Layout:
-    """Python indexing. An int on dimension 0 on chip keeps it with size 1; elsewhere it removes the dimension."""
-    keys = _expand(layout, keys)
-    removed = []
-    for dim, key in enumerate(keys):
-        if isinstance(key, slice):
-            start, stop, step = _slice_bounds(key, layout.shape[dim])
-            layout = slice_(layout, dim, start, stop, step)
-        elif isinstance(key, int):
-            layout = _take(layout, dim, key)
-            removed.append(dim)
-        else:
-            if layout.on_chip and dim == 0:
-                raise _fail("E302", "dynamic index of the partition dimension", limit="a free dimension on chip",
-                            hint="move the row with a DMA, or index a free dimension")
-            layout = _take_dynamic(layout, dim, key)
-            removed.append(dim)
-    for dim in reversed(removed):
-        if not (layout.on_chip and dim == 0):
-            layout = squeeze_dim(layout, dim)
-    return layout
-
-
-def _expand(layout: Layout, keys: tuple[object, ...]) -> list[object]:
-    """One key a dimension: `...` and missing trailing keys become full slices."""
-    rank = len(layout.shape)
-    dots = [i for i, key in enumerate(keys) if key is Ellipsis]
-    if len(dots) > 1:
-        raise _fail("E301", "index: more than one ellipsis", limit="one `...`")
-    given = len(keys) - len(dots)
-    if given > rank:
-        raise _fail("E301", f"index: {given} keys for {rank} dimensions", limit=f"{rank} keys", actual=given)
-    at = dots[0] if dots else len(keys)
-    full = [slice(None)] * (rank - given)
-    return [*keys[:at], *full, *keys[at + len(dots) :]]
-
-
-def _slice_bounds(key: slice, size: int) -> tuple[int, int, int]:
-    start = 0 if key.start is None else key.start
-    stop = size if key.stop is None else key.stop
-    step = 1 if key.step is None else key.step
-    for bound in (start, stop, step):
-        if not isinstance(bound, int):
-            raise _fail("E301", f"slice bound {bound!r}", limit="ints known while tracing", actual=bound,
-                        hint="a start known only at run time is ap(scalar_offset=...) or select()")
-    return (start + size if start < 0 else start), (stop + size if stop < 0 else stop), step
 
 
 STEPS: dict[str, Callable[..., Layout]] = {

@@ -297,6 +297,9 @@ class _Builder:
         for attr in row.attrs:
             if attr.name not in attrs and attr.name != "engine":
                 self.default(attr, attrs, row.name, loc)
+        for param in row.operands:
+            if param.name not in operands and param.default is not None:
+                operands[param.name] = param.default
         ordered = {p.name: attrs[p.name] for p in row.attrs if p.name in attrs}
         labels = tuple(self.string(child) for child in after.children) if after is not None else ()
         operands = {p.name: operands[p.name] for p in row.operands if p.name in operands}

@@ -111,6 +111,8 @@ def instruction_text(instr: Instruction) -> str:
     parts = [f"{engine}{instr.op}"]
     for param in TABLE[instr.op].params:
         if param.name in instr.operands:
+            if isinstance(instr.operands[param.name], (int, float)) and instr.operands[param.name] == param.default:
+                continue
             parts.append(f"{param.name}={operand_to_text(instr.operands[param.name])}")
         elif param.name in instr.attrs and (param.default is REQUIRED or instr.attrs[param.name] != param.default):
             parts.append(f"{param.name}={value_text(instr.attrs[param.name])}")

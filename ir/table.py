@@ -205,6 +205,8 @@ class Row:
     poison: str
     formula: str
     source: str
+    canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None
+    has_effects: bool
 
     @property
     def operands(self) -> tuple[Param, ...]:
@@ -243,6 +245,8 @@ def instruction(
     poison: str,
     formula: str = "",
     source: str = "",
+    canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None = None,
+    has_effects: bool = False,
 ) -> Row:
     """Add a row to the table.
 
@@ -253,12 +257,14 @@ def instruction(
     cycles:        cycles(dims, instruction, target) of the executing engine, busy time; DMA: bytes are costed elsewhere.
     poison:        rule of ir/poison.py: which output bytes a never-written input byte reaches.
     formula:       the semantics in one line, for the reference page.
+    canonical:     attributes as the IR keeps them, given operands and attributes as the author wrote them.
+    has_effects:   it stays even where nothing reads what it writes: it prints, or it meets the other core.
     """
     if name in _ROWS:
         raise ValueError(f"instruction {name} is defined twice")
     row = Row(
         name, doc, params, engines, choose_engine or (lambda instr, target: engines[0]), MappingProxyType(limits or {}),
-        checks, since, cycles, poison, formula, source,
+        checks, since, cycles, poison, formula, source, canonical, has_effects,
     )
     _ROWS[name] = row
     return row

@@ -36,6 +36,7 @@ instruction(
     poison="keep",
     formula="both cores meet",
     source="nki.isa reference: core_barrier",
+    has_effects=True,
 )
 
 
@@ -74,4 +75,5 @@ instruction(
     poison="sendrecv",
     formula="dst here = src of recv_from_rank",
     source="nki.isa reference: sendrecv",
+    has_effects=True,
 )

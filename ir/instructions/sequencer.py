@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import HBM, INTS, REGISTER, SBUF, SHARED_HBM, Read, Write, fail, instruction
+from ..table import ANY, HBM, INTS, REGISTER, SBUF, SHARED_HBM, Attr, Read, Write, fail, instruction
 
 _ONE_ELEMENT = {"dims": "1 1", "dtypes": INTS - {"bool_"}, "whole_rule": False}
 
@@ -68,3 +68,18 @@ instruction(
     source="nki.isa reference: register_store",
 )
 
+
+instruction(
+    "device_print",
+    "Print a tensor each time the kernel runs.",
+    (
+        Read("tensor", SBUF, HBM, SHARED_HBM, dims="* *", dtypes=ANY, whole_rule=False),
+        Attr("print_prefix", str, doc="constant text before the values"),
+    ),
+    engines=(Engine.sync,),
+    cycles=_register_cycles,
+    poison="none",
+    formula="print(print_prefix, tensor)",
+    source="nki.language reference: device_print",
+    has_effects=True,
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from math import ceil, prod
+from typing import Any
 
-from ..graph import Instruction, Memory, View
+from ..graph import Instruction, Memory, Operand, View
 from ..machine import QUADRANT, Engine, Target, start_partitions
 from ..operators import ALU, OpKind
 from ..table import ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, ReadWrite, Write, check_alu, dtype_of, fail, instruction, same_dtype
@@ -27,6 +28,15 @@ def _reduce_op(instr: Instruction, target: Target, dims: dict[str, int]) -> None
         if dtype_of(instr, name) not in INTS:
             raise fail(instr, "E103", name, f"{op} works on integer bits", limit="an integer dtype",
                        actual=str(dtype_of(instr, name)))
+
+
+def _positive_axes(operands: dict[str, Operand], attrs: dict[str, Any]) -> dict[str, Any]:
+    """Negative axes count from the end (unspecified in public; Python's meaning)."""
+    data = operands.get("data")
+    if data is None or isinstance(data, (int, float)):
+        return attrs
+    rank = len(data.shape)
+    return {**attrs, "axis": tuple(axis + rank if axis < 0 else axis for axis in attrs["axis"])}
 
 
 def _reduce_axes(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -63,6 +73,7 @@ instruction(
     ),
     engines=(Engine.vector,),
     checks=(_reduce_op, _reduce_axes),
+    canonical=_positive_axes,
     cycles=_reduce_cycles,
     poison="reduce",
     formula="dst = [-] op-reduction of data over axis",

@@ -1,0 +1,120 @@
+"""Gates: preconditions that a kernel declares, evaluated before anything runs.
+
+A table on the kernel, whose conditions are Python expressions over the arguments:
+
+    @nki.jit
+    @gates(
+        Gate("T % chunk_size == 0", hint="choose a chunk_size that divides T"),
+        Gate("C % 2 == 0", when="cores == 2", hint="pad the columns to an even number"),
+        let={"T": "input_tensor.shape[0]", "C": "input_tensor.shape[1]"},
+    )
+    def my_kernel(input_tensor, chunk_size): ...
+
+or `kernel_assert(condition, message)` in the body. Both are recorded in the trace, and the pass check-gates reports
+every one that fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from ..ir.errors import KernelError, Loc
+from ..ir.graph import Gate as GateRecord
+from .tracer import current
+
+__all__ = ["Gate", "GateTable", "evaluate", "gate_table", "gates", "kernel_assert"]
+
+_FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs, "isinstance": isinstance, "str": str, "math": math}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One precondition. condition and when are Python expressions over the kernel's arguments, `cores` and `let`.
+
+    when: the gate counts only where this holds. hint: what to change.
+    """
+
+    condition: str
+    hint: str = ""
+    when: str = "True"
+
+
+@dataclass(frozen=True)
+class GateTable:
+    """The gates of a kernel and the names that their expressions use beside its arguments."""
+
+    gates: tuple[Gate, ...]
+    let: Mapping[str, str]
+
+
+def gates(*table: Gate, let: Mapping[str, str] | None = None) -> Callable[[Callable], Callable]:
+    """Declare the gates of a kernel function."""
+
+    def attach(function: Callable) -> Callable:
+        function.gate_table = GateTable(table, dict(let or {}))  # type: ignore[attr-defined]
+        return function
+
+    return attach
+
+
+def gate_table(function: Callable) -> GateTable:
+    return getattr(function, "gate_table", GateTable((), {}))
+
+
+@cache
+def _compiled(expression: str) -> Any:
+    return compile(expression, "<gate>", "eval")
+
+
+def evaluate(function: Callable, arguments: Mapping[str, Any], cores: int) -> list[GateRecord]:
+    """The gates of `function` on bound arguments. raises: KernelError E402 where an expression cannot be evaluated."""
+    table, code = gate_table(function), function.__code__
+    loc = Loc(code.co_filename, code.co_firstlineno)
+    names: dict[str, Any] = {**_FUNCTIONS, **arguments, "cores": cores}
+    records = []
+    for name, expression in table.let.items():
+        names[name] = _evaluate(expression, names, loc)
+    for gate in table.gates:
+        if _evaluate(gate.when, names, loc):
+            holds = bool(_evaluate(gate.condition, names, loc))
+            records.append(GateRecord(gate.condition, holds, _values(gate.condition, names), gate.hint, loc))
+    return records
+
+
+def _evaluate(expression: str, names: dict[str, Any], loc: Loc) -> Any:
+    try:
+        return eval(_compiled(expression), {"__builtins__": {}}, names)
+    except KernelError:
+        raise
+    except Exception as error:  # the expression is the author's: any fault of it is reported as such
+        raise KernelError("E402", f"gate expression {expression!r}: {type(error).__name__}: {error}", loc=loc,
+                          hint="check the argument that it reads, or guard it with `when`") from error
+
+
+def _values(expression: str, names: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What the expression's names stand for, as far as the IR can print it."""
+    used = [node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
+    return tuple((name, _printable(names[name])) for name in dict.fromkeys(used) if name in names and name not in _FUNCTIONS)
+
+
+def _printable(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_printable, value))
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else str(value)
+
+
+def kernel_assert(condition: Any, message: str = "") -> None:
+    """A gate in the kernel's body: recorded where it stands; the kernel is rejected if it does not hold."""
+    tracer = current("kernel_assert")
+    loc = tracer.place().loc
+    tracer.gates.append(GateRecord(str(message) or "kernel_assert", bool(condition), (), "", loc))

@@ -1,0 +1,140 @@
+"""Where in the author's source a call came from: line, callers, the name it is assigned to, and the loops around it."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+from ..ir.errors import Loc
+from ..ir.graph import LoopTag
+
+__all__ = ["Place", "here", "is_own"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+# The compiler's own folders: a location is the innermost frame outside them. kernels/ counts as an author's.
+_OWN = tuple(f"{_ROOT / folder}/" for folder in ("frontend", "ir", "passes", "backend"))
+
+
+@cache
+def is_own(filename: str) -> bool:
+    return filename.startswith(_OWN) or str(Path(filename).resolve()).startswith(_OWN)
+
+
+class Place:
+    """The frames of one call into the compiler, innermost author's frame first, up to the kernel's own."""
+
+    __slots__ = ("frames", "loc", "loops")
+
+    def __init__(self, frames: list[FrameType]) -> None:
+        self.frames = frames
+        lines = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
+        self.loc = Loc(*lines[0], callers=tuple(lines[1:])) if lines else None
+        self.loops = tuple(tag for frame in reversed(frames) for tag in _loop_tags(frame))
+
+    def assigned_name(self) -> str | None:
+        """`t` when the author's line is `t = nl.ndarray(...)`."""
+        if not self.frames:
+            return None
+        frame = self.frames[0]
+        return _targets(frame.f_code).get(frame.f_lineno)
+
+    def in_while_test(self) -> bool:
+        """Is the running line the condition of a `while`?"""
+        return bool(self.frames) and self.frames[0].f_lineno in _while_tests(self.frames[0].f_code)
+
+    def loop_variable(self) -> str | None:
+        """`i` when the author's line is `for i in ...`."""
+        if not self.frames:
+            return None
+        frame = self.frames[0]
+        return next((name for name, line, _, _ in _loops(frame.f_code) if line == frame.f_lineno), None)
+
+
+def here(kernel: CodeType | None) -> Place:
+    """The place of the running call; frames beyond the kernel's own (`kernel` is its code) are left out."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_own(frame.f_code.co_filename):
+            frames.append(frame)
+        if frame.f_code is kernel:
+            break
+        frame = frame.f_back
+    if kernel is None:
+        frames = frames[:1]
+    return Place(frames)
+
+
+@cache
+def _tree(filename: str) -> ast.Module | None:
+    source = "".join(linecache.getlines(filename))
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+
+
+@cache
+def _function(code: CodeType) -> ast.AST | None:
+    """The syntax of the function that `code` is the body of (None for lambdas, comprehensions, unknown source)."""
+    tree = _tree(code.co_filename)
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+@cache
+def _targets(code: CodeType) -> dict[int, str]:
+    """Line -> name for statements `name = call(...)`, at every line of the statement."""
+    node = _function(code)
+    names: dict[int, str] = {}
+    for child in ast.walk(node) if node is not None else ():
+        if isinstance(child, ast.Assign) and len(child.targets) == 1 and isinstance(child.targets[0], ast.Name):
+            names.update(dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), child.targets[0].id))
+    return names
+
+
+@cache
+def _while_tests(code: CodeType) -> frozenset[int]:
+    """Lines of the conditions of `while` statements."""
+    node = _function(code)
+    return frozenset(
+        line
+        for child in (ast.walk(node) if node is not None else ())
+        if isinstance(child, ast.While)
+        for line in range(child.test.lineno, (child.test.end_lineno or child.test.lineno) + 1)
+    )
+
+
+@cache
+def _loops(code: CodeType) -> tuple[tuple[str, int, int, int], ...]:
+    """(variable, line, first and last line of the body) of each `for name in ...` of a function, outermost first."""
+    node = _function(code)
+    found = []
+    for child in ast.walk(node) if node is not None else ():
+        if isinstance(child, ast.For) and isinstance(child.target, ast.Name):
+            last = child.body[-1]
+            found.append((child.target.id, child.lineno, child.body[0].lineno, last.end_lineno or last.lineno))
+    return tuple(sorted(found, key=lambda loop: loop[1]))
+
+
+def _loop_tags(frame: FrameType) -> list[LoopTag]:
+    """The static loops that the frame is inside of. A value that is no int leaves its loop untagged."""
+    loops = _loops(frame.f_code)
+    if not loops:
+        return []
+    line, names = frame.f_lineno, frame.f_locals
+    return [
+        LoopTag(variable, start, names[variable])
+        for variable, start, first, last in loops
+        if first <= line <= last and type(names.get(variable)) is int
+    ]

@@ -1,0 +1,63 @@
+"""The registry of passes, the two pipelines, and the runner.
+
+A pass is a plain function Module -> Module, registered under its name. The runner verifies after every pass, so each
+may count on legal input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+from ..ir.errors import KernelError
+from ..ir.graph import Module
+from ..ir.verifier import verify
+
+__all__ = ["PASSES", "TO_BIR", "TO_PENGUIN", "register_pass", "run_passes"]
+
+Pass = Callable[[Module], Module]
+PASSES: dict[str, Pass] = {}
+
+TO_PENGUIN = (
+    "check-gates",  # first: everything later may assume what the kernel declared
+    "check-limits",
+    "fold-layouts",  # views become access patterns
+    "resolve-accumulation",  # accumulate=None becomes overwrite or add, while writes are still in program order
+    "dead-code",  # after the folds, which leave copies that nothing reads
+    "assign-engines",
+    "check-initialised",  # on final instructions: never-written bytes must not reach anything observable
+)
+
+TO_BIR = (
+    "allocate",  # addresses; dependences are on bytes, so they need them
+    "check-races",  # the cores' accesses to shared HBM
+    "synchronise",  # semaphores for every dependence between queues
+    "lower",  # physical operands in per-engine queues
+)
+
+
+def register_pass(name: str) -> Callable[[Pass], Pass]:
+    def register(function: Pass) -> Pass:
+        if name in PASSES:
+            raise ValueError(f"pass {name} is defined twice")
+        PASSES[name] = function
+        return function
+
+    return register
+
+
+def run_passes(module: Module, names: Iterable[str], observe: Callable[[str, Module], None] | None = None) -> Module:
+    """Run passes by name, verifying after each. observe(name, module) sees every intermediate module.
+
+    raises: KernelError E707 for an unknown name, and what the passes and the verifier raise.
+    """
+    for name in names:
+        if name not in PASSES:
+            close = get_close_matches(name, list(PASSES), 1)
+            raise KernelError("E707", f"no pass {name}", limit=", ".join(PASSES), actual=name,
+                              hint=f"did you mean {close[0]}?" if close else None)
+        module = PASSES[name](module)
+        verify(module)
+        if observe is not None:
+            observe(name, module)
+    return module
