@@ -97,7 +97,7 @@ def _sin(x: np.ndarray) -> np.ndarray:
     result = np.sin(x)
     if outside.any():
         d = size[outside].astype(np.float64) - np.pi
-        result[outside] = np.copysign(d * (d * d / 6 - 1), x[outside])
+        result[outside] = np.sign(x[outside]) * d * (d * d / 6 - 1)
     return result
 
 

@@ -105,11 +105,12 @@ def in_sequence(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
     """(n, k) to (n,): ((v0 op v1) op v2) op ... in float32.
 
     NumPy adds pairwise along contiguous elements, but in sequence along the leading axis of a C-ordered array, where it
-    adds whole rows. One row alone would be contiguous again, so it takes the last of the running values.
+    adds whole rows. One row alone would be contiguous again, so it takes the last of the running values. `initial=None`
+    starts with v0 itself: NumPy's 0 + v0 would make 0 of -0.
     """
     if values.shape[0] == 1:
         return ufunc.accumulate(values, axis=1)[:, -1]
-    return ufunc.reduce(np.ascontiguousarray(values.T), axis=0)
+    return ufunc.reduce(np.ascontiguousarray(values.T), axis=0, initial=None)
 
 
 def _logical_reduction(test: np.ufunc) -> Function:

@@ -6,7 +6,8 @@ Common Fields"). `alu.py` has the operators and the sums, `activations.py` the f
 Rounding is to nearest, ties to even; the optional stochastic rounding of the runtime is not modelled. Float to integer
 rounds to nearest even, then saturates (NKI release notes, 0.6). Assumptions, where nothing is published:
 - overflow of a narrower float is that of the `ml_dtypes` and NumPy casts: bfloat16, float16, float8_e4m3 and
-  float8_e5m2 become infinite, float8_e4m3fn becomes NaN; float8_e8m0fnu, without zero and sign, is NaN for both;
+  float8_e5m2 become infinite, float8_e4m3fn becomes NaN; float8_e8m0fnu is NaN for zero and negatives, and halves
+  between two powers of two go up;
 - denormals are kept; NaN becomes 0 in an integer;
 - `bool_` is 1 for every value but 0, NaN included;
 - a tfloat32 word counts with its 10 mantissa bits: what a caller left in the other 13 is rounded off when it is loaded.
