@@ -1,6 +1,8 @@
-"""Sequencers: registers, each an int32 array of one element (two's complement for unsigned values)."""
+"""Sequencers: registers, each an int32 array of one element (two's complement for unsigned values), and prints."""
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -28,3 +30,14 @@ def register_store(op: BoundOp) -> Run:
     """Model: a narrower tensor takes the low bits."""
     storage = op.dtype("dst").storage
     return lambda dst, src: put(dst, src.astype(storage))
+
+
+@semantics("device_print")
+def device_print(op: BoundOp) -> Run:
+    """To stderr, as `prefix core 0: values`; NumPy shortens more than 1000 elements."""
+    start = f"{op.attrs['print_prefix']} core {op.core.number}: "
+
+    def run(tensor: np.ndarray) -> None:
+        print(start + str(tensor), file=sys.stderr)
+
+    return run

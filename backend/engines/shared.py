@@ -60,7 +60,7 @@ def tensor_tensor(op: BoundOp) -> Run:
 
     def run(dst: np.ndarray, data1: np.ndarray, data2: np.ndarray) -> None:
         if dst.shape == data1.shape:
-            function(up1(data1), up2(data2), dst)
+            function(up1(data1), up2(data2), out=dst)
         else:
             put(dst, function(up1(data1), up2(data2)))
 
