@@ -186,9 +186,9 @@ def with_legal_rank(layout: Layout, verb: str) -> Layout:
 
 
 def checked_dtype(value: object, verb: str) -> Dtype:
-    if not isinstance(value, str):
-        raise fault("E704", f"{verb}: {shown(value)} is not a dtype of the machine", limit="a dtype such as nl.bfloat16",
-                    actual=type(value).__name__, hint="name one of the dtypes of nki.language")
+    if not isinstance(value, (str, type)):
+        raise fault("E704", f"{verb}: {shown(value)} is not a dtype of the machine", actual=type(value).__name__,
+                    limit="a dtype such as nl.bfloat16", hint="name one of the dtypes of nki.language")
     return as_dtype(value)
 
 

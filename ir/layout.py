@@ -153,7 +153,7 @@ def _take(layout: Layout, dim: int, index: int) -> Layout:
     size, index = layout.shape[dim], integer(index, "index")
     if not -size <= index < size:
         raise fault("E304", f"index {index} of dimension {dim}, which has {size} elements",
-                    limit=f"-{size} <= index < {size}", actual=index, hint="tensors do not grow; check the loop's range")
+                    limit=f"-{size} <= index < {size}", actual=index, hint="check the range of the loop around it")
     start = index % size
     return slice_(layout, dim, start, start + 1)
 
