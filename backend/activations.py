@@ -27,6 +27,7 @@ __all__ = ["ACTIVATION", "erf", "erfc"]
 Function = Callable[[np.ndarray], np.ndarray]
 
 _ZERO, _ONE = np.zeros((), np.float32), np.ones((), np.float32)
+_FAR = np.full((), -200, np.float32)  # exp of it is 0 in float32
 
 
 # --- the error function, float64 -----------------------------------------------------------------------------------
@@ -60,7 +61,8 @@ def erfc(x: np.ndarray) -> np.ndarray:
     z = np.abs(x)
     tail = _horner(_ERFC, (3 / (3 + z) - _T_LOW) * (2 / (1 - _T_LOW)) - 1)
     tail *= np.exp(-z * z)
-    return np.where(x < 0, 2 - tail, tail)
+    sign = np.copysign(1.0, x)
+    return sign * tail + (1 - sign)  # 2 - tail where x is negative; np.where takes several times as long
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -72,18 +74,41 @@ def erf(x: np.ndarray) -> np.ndarray:
 # --- functions -----------------------------------------------------------------------------------------------------
 
 
+_BLOCK = 8192  # elements at a time: float64 temporaries of 64 KiB stay in the cache, four times as fast on large tiles
+
+
 def _in_float64(function: Function) -> Function:
-    return lambda x: function(x.astype(np.float64)).astype(np.float32)
+    """A function of float64 as one of float32, rounded once."""
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        if x.size <= _BLOCK:
+            return function(x.astype(np.float64)).astype(np.float32)
+        flat = x.reshape(-1)
+        result = np.empty(flat.shape, np.float32)
+        for start in range(0, flat.size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            result[block] = function(flat[block].astype(np.float64))
+        return result.reshape(x.shape)
+
+    return rounded
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    """Without overflow in either direction, in the precision of x."""
-    return np.exp(np.minimum(x, _ZERO)) / (_ONE + np.exp(-np.abs(x)))
+    """exp(min(x, 0)) / (1 + exp(-|x|)): no overflow in either direction; in the precision of x."""
+    divisor = np.abs(x)
+    np.negative(divisor, out=divisor)
+    np.exp(divisor, out=divisor)
+    divisor += _ONE
+    result = np.minimum(x, _ZERO)
+    np.exp(result, out=result)
+    result /= divisor
+    return result
 
 
 def _silu(x: np.ndarray) -> np.ndarray:
-    x = np.maximum(x, np.float32(-200))  # -0 below -104 already
-    return x * _sigmoid(x)
+    x = np.maximum(x, _FAR)
+    x *= _sigmoid(x)
+    return x
 
 
 def _sin(x: np.ndarray) -> np.ndarray:

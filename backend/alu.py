@@ -113,6 +113,15 @@ def in_sequence(ufunc: np.ufunc, values: np.ndarray) -> np.ndarray:
     return ufunc.reduce(np.ascontiguousarray(values.T), axis=0, initial=None)
 
 
+def _extreme(ufunc: np.ufunc) -> Function:
+    """Maximum or minimum, where order plays no part. NumPy is fast on long rows; on short ones it is slow to start."""
+
+    def reduce(values: np.ndarray) -> np.ndarray:
+        return in_sequence(ufunc, values) if values.shape[1] < 32 else ufunc.reduce(values, axis=1)
+
+    return reduce
+
+
 def _logical_reduction(test: np.ufunc) -> Function:
     return lambda values: test.reduce(values != 0, axis=1).astype(np.float32)
 
@@ -122,8 +131,8 @@ _FLOAT_REDUCTIONS: dict[str, Function] = {
     "multiply": lambda values: in_sequence(np.multiply, values),
     # Order and seed of a subtracting reduction are unpublished; model: x0 - x1 - x2 ...
     "subtract": lambda values: in_sequence(np.subtract, values),
-    "maximum": lambda values: np.maximum.reduce(values, axis=1),
-    "minimum": lambda values: np.minimum.reduce(values, axis=1),
+    "maximum": _extreme(np.maximum),
+    "minimum": _extreme(np.minimum),
     "logical_and": _logical_reduction(np.logical_and),
     "logical_or": _logical_reduction(np.logical_or),
     "logical_xor": _logical_reduction(np.logical_xor),

@@ -398,6 +398,15 @@ def test_logical_reductions_give_zero_or_one():
     assert reductions["maximum"](values).tolist() == [3, 0, 7] and reductions["minimum"](values).tolist() == [0, 0, 5]
 
 
+@pytest.mark.parametrize("count", [1, 5, 31, 32, 600])
+def test_extremes_of_short_and_long_rows(count):
+    values = np.random.default_rng(count).standard_normal((3, count)).astype(np.float32)
+    values[1, count // 2], values[2, 0] = NAN, -INF
+    assert FLOAT32.reductions["maximum"](values)[0] == max(values[0].tolist())
+    assert FLOAT32.reductions["minimum"](values)[2] == -INF
+    assert all(np.isnan(FLOAT32.reductions[name](values)[1]) for name in ("maximum", "minimum"))
+
+
 # --- activation functions ----------------------------------------------------------------------------------------
 
 
@@ -487,6 +496,14 @@ def test_activations_at_infinity_have_their_limit(name, at_minus_infinity, at_in
         np.testing.assert_allclose(
             ACTIVATION[name](f32(largest)), f32(largest if at_infinity == INF and name not in ("square", "exp")
                                                 else at_infinity), rtol=1e-6, atol=1e-37)
+
+
+def test_large_arrays_are_computed_in_blocks():
+    x = np.random.default_rng(0).standard_normal((3, 40000)).astype(np.float32)
+    for name in ("gelu", "softplus", "erf"):
+        parts = [ACTIVATION[name](row[:9000]) for row in x]
+        same_bits(ACTIVATION[name](x)[:, :9000].copy(), np.stack(parts))
+        same_bits(ACTIVATION[name](x[:, ::2]), ACTIVATION[name](x[:, ::2].copy()))
 
 
 def test_activations_keep_their_input():

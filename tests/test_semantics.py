@@ -158,11 +158,17 @@ def test_a_widened_int32_loses_its_low_bits():
         ("float32", -INF, -INF), ("bfloat16", 0.1, 0.10009765625), ("float16", 7, 7), ("float8_e4m3", 300.0, INF),
         ("int32", 2**24 + 1, 2**24 + 1), ("uint32", 2**32 - 1, 2**32 - 1), ("uint8", 3.0, 3), ("bool_", 1, 1),
         ("float8_e5m2_x4", 0, 0), ("tfloat32", 1 + 2**-11 + 2**-13, 1 + 2**-10),
+        ("float8_e8m0fnu", 0.25, 0.25),
     ],
 )
 def test_memset(dtype, value, stored):
     dst = call("memset", dst=Out((3, 2), dtype), value=value, target=GEN4)
     assert (dst.astype(np.float64) == stored).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tfloat32", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_memset_of_nan(dtype):
+    assert np.isnan(call("memset", dst=Out((3, 2), dtype), value=NAN).astype(np.float32)).all()
 
 
 def test_transpose_keeps_bits():

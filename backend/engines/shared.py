@@ -38,9 +38,9 @@ def tensor_copy(op: BoundOp) -> Run:
 def memset(op: BoundOp) -> Run:
     """The value is rounded once, when the plan is built; integers and packed words are exact."""
     dtype, value = op.dtype("dst"), op.attrs["value"]
-    fill = np.zeros((), dtype.storage)
+    fill = np.zeros(1, dtype.storage)
     if dtype.is_float:
-        store(dtype)(fill, FLOAT32.constant(value))
+        store(dtype)(fill, FLOAT32.constant(value).reshape(1))
     else:
         fill[...] = value != 0 if dtype == "bool_" else int(value)
 
