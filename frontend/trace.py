@@ -126,7 +126,7 @@ def trace(function: Callable, arguments: Arguments, target: Target, cores: int, 
     if any(not gate.holds for gate in gates):
         programs = [Core(core, (), ()) for core in range(cores)]
         structure = None
-    views = _views(structure, function)
+    views = _views(structure, function, params)
     used = tuple(shared.values())
     return Module(function.__name__, Stage.TRACE, target, params, used, tuple(programs), views, tuple(gates)), structure
 
@@ -177,7 +177,7 @@ def _origin(traceback: TracebackType | None, kernel: CodeType) -> Loc | None:
     return Loc(*lines[-1], callers=tuple(reversed(lines[:-1]))) if lines else None
 
 
-def _views(structure: Any, function: Callable) -> tuple[View, ...]:
+def _views(structure: Any, function: Callable, params: tuple[Tensor, ...]) -> tuple[View, ...]:
     """The tensors of a result, in order. raises: KernelError E702 for anything that is no tensor of HBM."""
     loc = Loc(function.__code__.co_filename, function.__code__.co_firstlineno)
     if structure is None:
@@ -190,14 +190,11 @@ def _views(structure: Any, function: Callable) -> tuple[View, ...]:
                               limit="None, a tensor, or a tuple of tensors", actual=type(item).__name__)
         if view.layout.dynamic is not None:
             raise KernelError("E702", f"{function.__name__} returns a dynamically addressed view", loc=loc, limit="a static view")
-        if view.space is not Space.SHARED_HBM and not _is_param(view, function):
+        # A kernel may return an argument that it changed; on one core arguments are in private HBM.
+        if view.space is not Space.SHARED_HBM and view.tensor not in params:
             raise KernelError("E702", f"result %{view.tensor.name} is in {view.space}", loc=view.tensor.loc or loc,
                               limit="shared_hbm", actual=str(view.space),
                               hint="create it with buffer=nl.shared_hbm and copy into it")
         views.append(view)
     return tuple(views)
 
-
-def _is_param(view: View, function: Callable) -> bool:
-    """A kernel may return an argument that it changed; on one core arguments are in private HBM."""
-    return view.space.is_hbm and view.tensor.loc is None

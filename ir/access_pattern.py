@@ -28,9 +28,10 @@ class DynamicOffset:
             own stride of dimension 0 then does not count).
     index:  a one-element (scalar) or (P,1) (vector) operand, or a register.
     stride: elements per unit of the index.
-    bound:  legal indices are 0 <= index < bound. Where the first dimension steps along the indexed one, row i
+    bound:  legal indices are first <= index < bound. Where the first dimension steps along the indexed one, row i
             counts as index + i*walk, so that each row can be inside or outside on its own.
     walk:   see bound; 0 where the access moves as one.
+    first:  0, or negative where a static offset lies in front of the access.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class DynamicOffset:
     stride: int
     bound: int
     walk: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,14 +362,15 @@ def _with_index(result: Layout, receiver: Layout, kind: str, index: object, dim:
         inner = inner[1:]
     elif result.shape[0] > 1 and along(result.strides[0]) % stride == 0:
         walk, inner = along(result.strides[0]) // stride, inner[1:]
-    furthest = along(result.offset - start) + sum(along(step) * (size - 1) for step, size in inner)
+    nearest = along(result.offset - start)
+    furthest = nearest + sum(along(step) * (size - 1) for step, size in inner)
     bound = (block - 1 - furthest) // stride + 1
     if bound < 1:
         raise fault("E306", f"ap: no index keeps the access inside dimension {dim}",
                     limit=f"an extent of {block} elements", actual=f"{furthest + 1} elements",
                     hint="reduce a count, a step or the offset, or index another dimension")
     strides = (stride, *result.strides[1:]) if kind == "vector" else result.strides
-    return replace(result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk))
+    return replace(result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk, -(nearest // stride)))
 
 
 def _check_bounds(layout: Layout) -> None:

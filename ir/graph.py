@@ -146,6 +146,7 @@ class Dynamic:
     stride: int
     bound: int
     walk: int = 0
+    first: int = 0
 
 
 class _Pattern:

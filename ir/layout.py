@@ -132,7 +132,8 @@ def slice_(layout: Layout, dim: int, start: int, end: int, step: int = 1) -> Lay
     count = (end - start + step - 1) // step
     if dynamic is not None and dynamic.walk and dim == 0:
         walk = dynamic.walk * step if count > 1 else 0
-        dynamic = replace(dynamic, bound=dynamic.bound - start * dynamic.walk, walk=walk)
+        dynamic = replace(dynamic, bound=dynamic.bound - start * dynamic.walk,
+                          first=dynamic.first - start * dynamic.walk, walk=walk)
     return replace(
         layout,
         shape=_put(layout.shape, dim, count),

@@ -426,7 +426,7 @@ class _Builder:
     def dynamic(self, tree: Tree | None) -> Dynamic | None:
         if tree is None:
             return None
-        kind, index, stride, walk, bound = tree.children
+        kind, index, stride, walk, first, bound = tree.children
         if kind not in ("scalar", "vector"):
             raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind))
-        return Dynamic(str(kind), self.operand(index), int(stride), int(bound), int(walk or 0))
+        return Dynamic(str(kind), self.operand(index), int(stride), int(bound), int(walk or 0), int(first))

@@ -189,7 +189,7 @@ def _dynamic(dynamic: Dynamic | None) -> str:
     if dynamic is None:
         return ""
     walk = f" walk {dynamic.walk}" if dynamic.walk else ""
-    return f" + ({dynamic.kind} {operand_to_text(dynamic.index)} * {dynamic.stride}{walk} < {dynamic.bound})"
+    return f" + ({dynamic.kind} {operand_to_text(dynamic.index)} * {dynamic.stride}{walk} in {dynamic.first}:{dynamic.bound})"
 
 
 def value_text(value: Any) -> str:

@@ -1,0 +1,147 @@
+"""Operands whose address is known only when their instruction runs, with the check that their index is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from ..ir.errors import KernelError
+from ..ir.graph import Instruction, Memory
+from ..ir.machine import OOBMode
+from .memory import strided_view
+
+__all__ = ["DynamicOperand", "row_step"]
+
+
+class DynamicOperand:
+    """A dynamically addressed operand of one instruction.
+
+    base:  gives the bytes of its memory when the instruction runs; `byte` is the place of the operand's first element in
+           them at index 0. index: gives the index values. shape: that in which semantics read the operand.
+    """
+
+    def __init__(
+        self, instr: Instruction, name: str, memory: Memory, base: Callable[[], np.ndarray], byte: int,
+        index: Callable[[], np.ndarray], shape: tuple[int, ...], what: str,
+    ) -> None:
+        assert memory.dynamic is not None
+        self.instr, self.name, self.memory, self.dynamic = instr, name, memory, memory.dynamic
+        self.base, self.byte, self.index, self.shape, self.what = base, byte, index, shape, what
+        self.step = memory.dynamic.stride * memory.dtype.nbytes
+        self.by_row = memory.partitions is None and (memory.dynamic.kind == "vector" or memory.dynamic.walk > 0)
+        self.rows = memory.pattern[0][1] if self.by_row else 1
+        self._offsets = self._row_offsets()
+
+    @property
+    def skips(self) -> bool:
+        """Rows at illegal indices are left out, instead of an error."""
+        return self.instr.attrs.get("oob_mode") is OOBMode.skip
+
+    @property
+    def needs_rows(self) -> bool:
+        """Is the access more than one strided view?"""
+        return self.dynamic.kind == "vector" or self.skips
+
+    def places(self) -> np.ndarray:
+        """int64[rows]: the index of each row. Vectors of several columns run down the columns (indirect transpose)."""
+        values = self.index()
+        if self.dynamic.kind == "vector":
+            return values.reshape(values.shape[0], -1).T.reshape(-1)[: self.rows].astype(np.int64)
+        return int(values.reshape(-1)[0]) + self.dynamic.walk * np.arange(self.rows)
+
+    def legal(self, places: np.ndarray) -> np.ndarray:
+        """bool[rows]. raises: KernelError E308 for an illegal index that is not to be skipped."""
+        legal = (places >= self.dynamic.first) & (places < self.dynamic.bound)
+        if self.skips or legal.all():
+            return legal
+        row = int(np.argmin(legal))
+        raise KernelError(
+            "E308", f"{self.instr.op} `{self.name}`: index {int(places[row])}{f' of row {row}' if self.rows > 1 else ''} is "
+            f"outside {self.what}", loc=self.instr.loc, limit=f"{self.dynamic.first} <= index < {self.dynamic.bound}",
+            actual=int(places[row]),
+            hint="clamp the index; a DMA can also leave such rows out with oob_mode=nisa.oob_mode.skip",
+        )
+
+    def view(self) -> np.ndarray:
+        """The elements as a view of the memory, for an access that is one strided view."""
+        places = self.places()
+        self.legal(places)
+        return strided_view(self.base(), self.memory, self.byte + int(places[0]) * self.step)
+
+    def read(self) -> np.ndarray:
+        """The elements in the shape that semantics read."""
+        return self.view().reshape(self.shape)
+
+    # --- row by row -------------------------------------------------------------------------------------------
+
+    def _row_offsets(self) -> np.ndarray:
+        """int64[row elements]: distance of each element of a row from the row's first, in elements."""
+        offsets = np.zeros(1, np.int64)
+        for step, count in self.memory.pattern[1:] if self.by_row else self.memory.pattern:
+            offsets = (offsets[:, None] + np.arange(count) * step).reshape(-1)
+        return offsets
+
+    def elements(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The memory as elements, and int64[rows, row elements]: where the rows at `places` are in it."""
+        size = self.memory.dtype.nbytes
+        elements = self.base().reshape(-1).view(self.memory.dtype.storage)
+        return elements, (self.byte // size + places * self.dynamic.stride)[:, None] + self._offsets
+
+    def gather(self, places: np.ndarray, legal: np.ndarray) -> np.ndarray:
+        """The elements in read shape; rows that are not legal hold zeros."""
+        elements, at = self.elements(places[legal])
+        rows = np.zeros((self.rows, prod(self.shape) // self.rows), self.memory.dtype.storage)
+        rows[legal] = elements[at]
+        return rows.reshape(self.shape)
+
+    def scatter(self, values: np.ndarray, places: np.ndarray, legal: np.ndarray) -> None:
+        """Write the legal rows of `values`; of rows that meet, the last stays (their order is unpublished)."""
+        elements, at = self.elements(places[legal])
+        elements[at] = values.reshape(self.rows, -1)[legal]
+
+    def empty(self) -> np.ndarray:
+        """A stand-in for the operand: contiguous, of its dtype and pattern counts."""
+        return np.empty(tuple(count for _, count in self.memory.pattern), self.memory.dtype.storage)
+
+
+def row_step(
+    run: Callable[..., None], static: dict[str, Callable[[], np.ndarray]], moving: dict[str, DynamicOperand],
+    axes: tuple[int, ...] | None,
+) -> Callable[[], None]:
+    """The step of a DMA that gathers, scatters or skips rows.
+
+    static: functions for the operands with static addresses; moving: dst, src or both. axes: of a dma_transpose.
+    Rows of the dynamic operand pair with equal parts of the other one, in row-major order.
+    """
+    dst, src = moving.get("dst"), moving.get("src")
+
+    def step() -> None:
+        rows = np.ones(1, bool)
+        source, source_places, target_places = None, None, None
+        if src is not None:
+            source_places = src.places()
+            rows = src.legal(source_places)
+            source = src.gather(source_places, rows)
+        else:
+            source = static["src"]()
+        if dst is None:
+            target = static["dst"]()
+            moved = np.empty(target.shape, target.dtype)
+            run(dst=moved, src=source)
+            if not rows.all():
+                mask = np.broadcast_to(rows.reshape(-1, *[1] * (source.ndim - 1)) if source.ndim > 1 else
+                                       np.repeat(rows, source.size // rows.size), source.shape)
+                moved = np.where((mask if axes is None else mask.transpose(axes)).reshape(target.shape), moved, target)
+            target[...] = moved
+            return
+        target_places = dst.places()
+        legal = dst.legal(target_places)
+        if not rows.all():  # both operands are scalar-addressed and skip: all rows of src or none
+            legal = legal & (rows if rows.size == legal.size else rows.all())
+        moved = dst.empty()
+        run(dst=moved, src=source)
+        dst.scatter(moved, target_places, legal)
+
+    return step

@@ -1,0 +1,84 @@
+"""One legal order of a block: queues run in order, semaphores hold them back.
+
+Ready queues take turns in the order of the block (or in a random one, for tests: any legal order gives the same bits).
+A meeting with the other core is two events: `post`, when the queue reaches it, and `complete`, as late as possible: when
+nothing else can go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ..ir.errors import KernelError
+from ..ir.graph import Instruction, Queue
+
+__all__ = ["Event", "block_order", "is_meeting"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """kind: "run", "post" or "complete"."""
+
+    kind: str
+    instr: Instruction
+
+
+def is_meeting(instr: Instruction) -> bool:
+    """Does the instruction wait for the other core?"""
+    return instr.op == "sendrecv" or (instr.op == "core_barrier" and instr.attrs["cores"] == (0, 1))
+
+
+def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = None) -> list[Event]:
+    """The events of a block. raises: KernelError E504 where the semaphores let nothing go on."""
+    waiting = {queue.name: deque(queue.body) for queue in queues}
+    counters: Counter[tuple[str, str]] = Counter()
+    posted: deque[tuple[str, Instruction]] = deque()
+    events: list[Event] = []
+
+    def is_ready(name: str) -> bool:
+        head = waiting[name][0]
+        return all(counters[wait.peer, name] >= wait.value for wait in head.waits)
+
+    def signal(name: str, instr: Instruction) -> None:
+        for semaphore in instr.signals:
+            counters[name, semaphore.peer] += semaphore.value
+
+    while True:
+        blocked = {name for name, _ in posted}  # a queue stands still until its meeting is complete
+        ready = [name for name in waiting if waiting[name] and name not in blocked and is_ready(name)]
+        if ready:
+            name = shuffle.choice(ready) if shuffle else ready[0]
+            # In order, a queue goes on as long as it can: fewer scans, same bits.
+            while waiting[name] and is_ready(name):
+                instr = waiting[name].popleft()
+                if is_meeting(instr) and cores > 1:
+                    events.append(Event("post", instr))
+                    posted.append((name, instr))
+                    break
+                events.append(Event("run", instr))
+                signal(name, instr)
+                if shuffle:
+                    break
+        elif posted:
+            name, instr = posted.popleft()
+            events.append(Event("complete", instr))
+            signal(name, instr)
+        elif any(waiting.values()):
+            raise _stuck({name: queue[0] for name, queue in waiting.items() if queue}, counters)
+        else:
+            return events
+
+
+def _stuck(heads: dict[str, Instruction], counters: Counter[tuple[str, str]]) -> KernelError:
+    name, instr = next(iter(heads.items()))
+    notes = tuple(
+        f"queue {queue} waits for {', '.join(f'{w.peer} >= {w.value}' for w in head.waits if counters[w.peer, queue] < w.value)}"
+        f" before {head.op}" + (f" ({head.loc.short})" if head.loc else "")
+        for queue, head in heads.items()
+    )
+    return KernelError("E504", f"deadlock: queue {name} and {len(heads) - 1} more wait for each other", loc=instr.loc, notes=notes,
+                       limit="every wait is met by a signal that can happen before it",
+                       hint="a semaphore wait is missing its signal, or two queues wait in a circle")

@@ -1,0 +1,335 @@
+"""The plan: a bir module as bound NumPy calls, made once and run many times.
+
+Every operand with a static address is a view built here. What changes between calls (the caller's arrays, new result
+arrays) is bound again at the start of a run; what changes within one (dynamic addresses) is looked up when its
+instruction runs. Nothing else is checked or looked up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+import numpy as np
+
+from ..ir.errors import KernelError
+from ..ir.graph import Core, Instruction, Loop, Memory, Module, Operand, Queue, Stage, Statement, instructions
+from ..ir.instructions.dma import DEFAULT_AXES
+from ..ir.machine import Space
+from ..ir.table import Param, lookup
+from . import engines  # noqa: F401 -- fills the registry of semantics
+from .dynamic import DynamicOperand, row_step
+from .memory import CoreMemory, HbmBuffer, HbmMap, flattened, fresh, read_shape, strided_view
+from .order import Event, block_order
+from .semantics import SEMANTICS, BoundOp, CoreState
+
+__all__ = ["Meeting", "Plan", "Program", "RunLoop", "build"]
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A point where a core meets the other. src and dst give the arrays of an exchange, None for a barrier."""
+
+    kind: str  # "post" or "complete"
+    key: tuple
+    instr: Instruction
+    src: Callable[[], np.ndarray] | None = None
+    dst: Callable[[], np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class RunLoop:
+    """A loop that the machine runs; bounds are functions of the registers' present values."""
+
+    kind: str
+    bounds: tuple[Callable[[], int], ...]
+    set_variable: Callable[[int], None] | None
+    body: Program
+
+
+Program = list["list[Step] | Meeting | RunLoop"]
+
+
+@dataclass
+class _Rebind:
+    """A view of a buffer that changes between calls."""
+
+    buffer: HbmBuffer
+    memory: Memory
+    view: np.ndarray | None = None
+
+    def bind(self) -> None:
+        assert self.buffer.bytes is not None
+        self.view = strided_view(self.buffer.bytes, self.memory, self.memory.byte - self.buffer.start)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An executable module. See `build`, and backend/executor.py for running it.
+
+    programs: one a core. params, outputs: the HBM buffers that each run binds anew, by tensor name.
+    coverage: for an output that not every run may fill: which bytes static writes fill, and the mask of the run.
+    """
+
+    module: Module
+    programs: list[Program]
+    params: Mapping[str, HbmBuffer]
+    written_params: set[str]
+    outputs: Mapping[str, HbmBuffer]
+    rebinds: list[_Rebind]
+    coverage: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    states: list[CoreState]
+
+
+def build(module: Module, shuffle: int | None = None) -> Plan:
+    """Bind every instruction of a bir module.
+
+    shuffle: a seed: run ready queues in a random legal order instead of program order.
+    raises: KernelError E603 for another stage, E504 where semaphores deadlock.
+    """
+    if module.stage is not Stage.BIR:
+        raise KernelError("E603", f"a module of stage {module.stage} cannot run", limit="stage bir",
+                          hint="lower it first: the pipelines TO_PENGUIN and TO_BIR")
+    return _Builder(module, None if shuffle is None else Random(shuffle)).plan()
+
+
+class _Builder:
+    def __init__(self, module: Module, shuffle: Random | None) -> None:
+        self.module, self.shuffle = module, shuffle
+        shared = [t for t in (*module.params, *module.shared) if t.space is Space.SHARED_HBM]
+        self.shared = HbmMap(shared)
+        self.memories = [CoreMemory(core, module) for core in module.cores]
+        self.states = [CoreState(core.number) for core in module.cores]
+        self.rebinds: list[_Rebind] = []
+        params = {t.name for t in module.params}
+        self.outputs = {r.tensor.name for r in module.results} - params
+        for buffer in self.shared.buffers:
+            tensor = buffer.tensor
+            if tensor.data is not None:
+                buffer.bytes = np.frombuffer(tensor.data, np.uint8)
+            elif tensor.name not in params and tensor.name not in self.outputs:
+                buffer.bytes = fresh(tensor.row_bytes)
+        covered = {name: self.static_coverage(name) for name in self.outputs}
+        # What static writes do not fill is noted at run time, from this start.
+        self.coverage = {name: written for name, written in covered.items() if not written.all()}
+
+    # --- programs ----------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        start = {name: written.copy() for name, written in self.coverage.items()}
+        programs = [self.program(core.body, core, in_loop=False) for core in self.module.cores]
+        names = {t.name for t in self.module.params}
+        buffers = [b for m in (self.shared, *(memory.private for memory in self.memories)) for b in m.buffers]
+        written = {
+            self.buffer(memory, core.number).tensor.name
+            for core in self.module.cores for instr in instructions(core.body) for memory in _writes(instr)
+            if memory.space.is_hbm
+        }
+        return Plan(
+            module=self.module,
+            programs=programs,
+            params={b.tensor.name: b for b in buffers if b.tensor.name in names},
+            written_params=written & names,
+            outputs={b.tensor.name: b for b in self.shared.buffers if b.tensor.name in self.outputs},
+            rebinds=self.rebinds,
+            coverage={name: (start[name], live) for name, live in self.coverage.items()},
+            states=self.states,
+        )
+
+    def program(self, body: tuple[Statement, ...], core: Core, in_loop: bool) -> Program:
+        result: Program = []
+        block: list[Queue] = []
+        for statement in body:
+            if isinstance(statement, Queue):
+                block.append(statement)
+                continue
+            assert isinstance(statement, Loop)
+            result += self.block(block, core, in_loop)
+            block = []
+            result.append(self.loop(statement, core))
+        return result + self.block(block, core, in_loop)
+
+    def block(self, queues: list[Queue], core: Core, in_loop: bool) -> Program:
+        result: Program = []
+        steps: list[Step] = []
+        for event in block_order(queues, len(self.module.cores), self.shuffle):
+            if event.kind == "run":
+                steps.append(self.step(event.instr, core, in_loop))
+                continue
+            if steps:
+                result.append(steps)
+                steps = []
+            result.append(self.meeting(event, core))
+        return [*result, steps] if steps else result
+
+    def loop(self, loop: Loop, core: Core) -> RunLoop:
+        bounds = tuple(self.register_value(bound, core) for bound in loop.bounds)
+        variable = None
+        if loop.var is not None:
+            register = Memory(Space.REGISTER, None, loop.var.address.byte if loop.var.address else 0, loop.var.dtype, ((1, 1),))
+            view = self.static_view(register, core)
+            assert isinstance(view, np.ndarray)
+            variable = partial(view.__setitem__, 0)
+        return RunLoop(loop.kind, bounds, variable, self.program(loop.body, core, in_loop=True))
+
+    def register_value(self, bound: Operand, core: Core) -> Callable[[], int]:
+        if isinstance(bound, (int, float)):
+            return lambda: int(bound)
+        assert isinstance(bound, Memory)
+        view = self.static_view(bound, core)
+        assert isinstance(view, np.ndarray)
+        return lambda: int(view[0])
+
+    def meeting(self, event: Event, core: Core) -> Meeting:
+        instr = event.instr
+        if instr.op == "core_barrier":
+            return Meeting(event.kind, ("core_barrier",), instr)
+        arrays = {name: self.static_view(instr.operands[name], core) for name in ("src", "dst")}  # type: ignore[arg-type]
+        key = ("sendrecv", instr.attrs["pipe_id"])
+        return Meeting(event.kind, key, instr, lambda: arrays["src"], lambda: arrays["dst"])  # type: ignore[return-value]
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def step(self, instr: Instruction, core: Core, in_loop: bool) -> Step:
+        """The call that executes one instruction."""
+        run = SEMANTICS[instr.op](BoundOp(instr, self.module.target, self.states[core.number]))
+        static: dict[str, np.ndarray] = {}
+        late: dict[str, Callable[[], np.ndarray]] = {}
+        moving: dict[str, DynamicOperand] = {}
+        for param in lookup(instr.op).operands:
+            operand = instr.operands.get(param.name)
+            if not isinstance(operand, Memory):
+                continue
+            if operand.dynamic is not None:
+                moving[param.name] = self.dynamic_operand(instr, param, operand, core)
+                continue
+            bound = self.operand(param, operand, core)
+            if isinstance(bound, np.ndarray):
+                static[param.name] = bound
+            else:
+                late[param.name] = bound
+        step = self.assemble(instr, run, static, late, moving)
+        marks = [mark for memory in _writes(instr) if (mark := self.marker(memory, core, in_loop, moving.get("dst")))]
+        return _with_marks(step, marks) if marks else step
+
+    def assemble(
+        self, instr: Instruction, run: Callable[..., None], static: dict[str, np.ndarray],
+        late: dict[str, Callable[[], np.ndarray]], moving: dict[str, DynamicOperand],
+    ) -> Step:
+        if any(operand.needs_rows for operand in moving.values()):
+            fetch = {name: partial(_itself, array) for name, array in static.items()} | late
+            axes = None
+            if instr.op == "dma_transpose":
+                axes = instr.attrs["axes"] or DEFAULT_AXES[len(instr.operands["src"].shape)]  # type: ignore[union-attr]
+            return row_step(run, fetch, moving, axes)
+        row = lookup(instr.op)
+        late |= {name: d.view if row.operand(name).writes else d.read for name, d in moving.items()}
+        if not late:
+            return partial(run, **static)
+        items = tuple(late.items())
+        return lambda: run(**static, **{name: fetch() for name, fetch in items})
+
+    def operand(self, param: Param, memory: Memory, core: Core) -> np.ndarray | Callable[[], np.ndarray]:
+        """An array, or a function that gives one when the instruction runs."""
+        view = self.static_view(memory, core)
+        if param.writes:
+            return (lambda: view.view) if isinstance(view, _Rebind) else view  # type: ignore[return-value]
+        shape = read_shape(memory, param.keeps_dims, param.dims == "")
+        if isinstance(view, _Rebind):
+            return lambda: view.view.reshape(shape)  # type: ignore[union-attr]
+        return flattened(view, shape)
+
+    def dynamic_operand(self, instr: Instruction, param: Param, memory: Memory, core: Core) -> DynamicOperand:
+        assert memory.dynamic is not None
+        index = self.static_view(memory.dynamic.index, core)
+        assert isinstance(index, np.ndarray), "an index lies on chip"
+        shape = read_shape(memory, param.keeps_dims, param.dims == "")
+        if memory.space.is_hbm:
+            buffer = self.buffer(memory, core.number)
+            return DynamicOperand(instr, param.name, memory, lambda: buffer.bytes, memory.byte - buffer.start,  # type: ignore[arg-type, return-value]
+                                  lambda: index, shape, f"%{buffer.tensor.name}")
+        chip = self.memories[core.number].chip(memory.space)
+        return DynamicOperand(instr, param.name, memory, lambda: chip, memory.byte, lambda: index, shape, str(memory.space))
+
+    def static_view(self, memory: Operand, core: Core) -> np.ndarray | _Rebind:
+        assert isinstance(memory, Memory)
+        if not memory.space.is_hbm:
+            return strided_view(self.memories[core.number].chip(memory.space), memory, memory.byte)
+        buffer = self.buffer(memory, core.number)
+        if buffer.bytes is None:
+            rebind = _Rebind(buffer, memory)
+            self.rebinds.append(rebind)
+            return rebind
+        return strided_view(buffer.bytes, memory, memory.byte - buffer.start)
+
+    def buffer(self, memory: Memory, core: int) -> HbmBuffer:
+        found = self.shared if memory.space is Space.SHARED_HBM else self.memories[core].private
+        return found.at(memory.byte, None)
+
+    # --- outputs that not every run may fill --------------------------------------------------------------------
+
+    def static_coverage(self, name: str) -> np.ndarray:
+        """bool[bytes] of an output: which bytes an instruction outside loops writes at a static address."""
+        buffer = next(b for b in self.shared.buffers if b.tensor.name == name)
+        written = np.zeros(buffer.tensor.row_bytes, bool)
+        for core in self.module.cores:
+            for statement in core.body:
+                for instr in statement.body if isinstance(statement, Queue) else ():
+                    for memory in _writes(instr):
+                        if memory.dynamic is None and memory.space.is_hbm and self.buffer(memory, core.number) is buffer:
+                            _byte_view(written, memory, memory.byte - buffer.start)[...] = True
+        return written
+
+    def marker(self, memory: Memory, core: Core, in_loop: bool, moving: DynamicOperand | None) -> Step | None:
+        """For a write that may be all that fills a part of an output: a step that notes its bytes."""
+        if not memory.space.is_hbm or not (in_loop or memory.dynamic is not None):
+            return None
+        buffer = self.buffer(memory, core.number)
+        written = self.coverage.get(buffer.tensor.name)
+        if written is None:
+            return None
+        if memory.dynamic is None:
+            view = _byte_view(written, memory, memory.byte - buffer.start)
+            return lambda: view.__setitem__(..., True)
+        assert moving is not None
+        return partial(_mark_rows, moving, written)
+
+
+def _itself(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+def _with_marks(step: Step, marks: list[Step]) -> Step:
+    def run() -> None:
+        for mark in marks:  # first: an instruction may change its own index
+            mark()
+        step()
+
+    return run
+
+
+def _mark_rows(moving: DynamicOperand, written: np.ndarray) -> None:
+    """Note the bytes of the legal rows of a dynamic write."""
+    places = moving.places()
+    _, at = moving.elements(places[moving.legal(places)])
+    size = moving.memory.dtype.nbytes
+    written.reshape(-1, size)[at.reshape(-1)] = True
+
+
+def _writes(instr: Instruction) -> Iterator[Memory]:
+    for param in lookup(instr.op).operands:
+        operand = instr.operands.get(param.name)
+        if param.writes and isinstance(operand, Memory):
+            yield operand
+
+
+def _byte_view(mask: np.ndarray, memory: Memory, byte: int) -> np.ndarray:
+    """The bytes of an HBM operand in a bool[bytes] mask of its tensor."""
+    size = memory.dtype.nbytes
+    shape = (*(count for _, count in memory.pattern), size)
+    strides = (*(step * size for step, _ in memory.pattern), 1)
+    return np.ndarray(shape, bool, mask, byte, strides)

@@ -1,0 +1,236 @@
+"""Poison: which output elements a never-written input element reaches, one small rule for each row's `poison` name.
+
+A level says what is known of an element while compiling:
+
+    CLEAN      it holds a value
+    MAYBE      it holds a value or not: that depends on a dynamic address or a trip count
+    POISON     it was written, from an element that never was
+    UNWRITTEN  nothing ever wrote it
+
+What an instruction computes from several elements has the highest of their levels; `join` is for elements of which one
+counts and nobody knows which. Levels arrive as uint8 arrays in the shapes that the semantics use:
+
+    (P, F)  on chip, free dimensions flattened; (P, 1) for per-partition columns
+    all     dimensions where the row says `dims="... *"`
+    (N,)    where the row gives no dims; (1,) a register
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from .graph import Instruction, Operand
+from .instructions.dma import DEFAULT_AXES
+from .instructions.gpsimd import PARTITIONS_PER_CORE
+from .instructions.vector import KEEP
+from .machine import QUADRANT, MatmulPerfMode, ReduceCmd, Space
+from .table import TABLE, Param
+
+__all__ = ["CLEAN", "MAYBE", "POISON", "RULES", "UNWRITTEN", "Levels", "join", "levels_shape", "shows_old", "spread", "used"]
+
+CLEAN, MAYBE, POISON, UNWRITTEN = range(4)
+
+Levels = Mapping[str, np.ndarray]
+
+
+class Rule(NamedTuple):
+    """How levels pass through an instruction.
+
+    spread:    levels of the operands that are read to levels of those that are written; a result may be anything that
+               broadcasts or reshapes to the operand.
+    shows_old: does what a read-and-written operand held before show in the result?
+    used:      the levels of the elements whose values count, for reports; by default all that is only read.
+    """
+
+    spread: Callable[[Instruction, Levels], Levels]
+    shows_old: Callable[[Instruction], bool]
+    used: Callable[[Instruction, Levels], Levels]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def _only_read(instr: Instruction, levels: Levels) -> Levels:
+    row = TABLE[instr.op]
+    return {name: level for name, level in levels.items() if not row.operand(name).writes}
+
+
+def _rule(
+    name: str,
+    *,
+    shows_old: Callable[[Instruction], bool] = lambda instr: False,
+    used: Callable[[Instruction, Levels], Levels] = _only_read,
+) -> Callable[[Callable[[Instruction, Levels], Levels]], Callable[[Instruction, Levels], Levels]]:
+    def register(function: Callable[[Instruction, Levels], Levels]) -> Callable[[Instruction, Levels], Levels]:
+        RULES[name] = Rule(function, shows_old, used)
+        return function
+
+    return register
+
+
+def levels_shape(param: Param, operand: Operand) -> tuple[int, ...]:
+    """The shape in which the levels of a tensor operand arrive."""
+    assert not isinstance(operand, (int, float))
+    shape = operand.shape
+    if operand.space is Space.REGISTER:
+        return (1,)
+    if param.keeps_dims:
+        return shape
+    return (shape[0], prod(shape[1:])) if param.dims and operand.space.is_on_chip else (prod(shape),)
+
+
+def spread(instr: Instruction, levels: Levels) -> dict[str, np.ndarray]:
+    """Levels of the written operands after `instr`, given those of the operands that it reads (old ones included).
+
+    A value computed from something never written has been written: it is POISON.
+    """
+    row = TABLE[instr.op]
+    held = {name: level if row.operand(name).writes else np.minimum(level, POISON) for name, level in levels.items()}
+    return dict(RULES[row.poison].spread(instr, held))
+
+
+def shows_old(instr: Instruction) -> bool:
+    """Does the old content of what `instr` writes show in the result?"""
+    return RULES[TABLE[instr.op].poison].shows_old(instr)
+
+
+def used(instr: Instruction, levels: Levels) -> Levels:
+    """The levels of the elements whose values count."""
+    return RULES[TABLE[instr.op].poison].used(instr, levels)
+
+
+def join(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
+    """What is known of elements that have level `a` or level `b`: both alike, or MAYBE. POISON covers UNWRITTEN."""
+    return np.where(a == b, a, np.where(np.minimum(a, b) >= POISON, np.uint8(POISON), np.uint8(MAYBE)))
+
+
+def _highest(*levels: np.ndarray) -> np.ndarray:
+    """Elementwise maximum, columns broadcast; CLEAN where there is none."""
+    highest = np.zeros((), np.uint8)
+    for level in levels:
+        highest = np.maximum(highest, level)
+    return highest
+
+
+@_rule("clean")
+def _clean(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": np.zeros((), np.uint8)}
+
+
+@_rule("elementwise")
+def _elementwise(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _highest(*levels.values())}
+
+
+@_rule("transpose")
+def _transpose(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["data"].T}
+
+
+def _adds(instr: Instruction) -> bool:
+    return instr.attrs["accumulate"] is not False and not instr.attrs["is_transpose"]
+
+
+def _matmul_used(instr: Instruction, levels: Levels) -> Levels:
+    if instr.attrs["accumulate"] is True and _adds(instr):
+        return levels
+    return _only_read(instr, levels)
+
+
+@_rule("matmul", shows_old=_adds, used=_matmul_used)
+def _matmul(instr: Instruction, levels: Levels) -> Levels:
+    """Each output adds over all partitions of one stationary and one moving column.
+
+    A transpose moves the stationary elements exactly, as long as the identity is one. accumulate None is decided element
+    by element: what no instruction wrote is overwritten.
+    """
+    stationary, moving = levels["stationary"], levels["moving"]
+    if instr.attrs["is_transpose"]:
+        return {"dst": np.maximum(stationary.T, moving.max(initial=CLEAN))}
+    if instr.attrs["perf_mode"] is MatmulPerfMode.double_row:
+        stationary, moving = (tile.reshape(len(tile) * 2, -1) for tile in (stationary, moving))
+    product = np.maximum(stationary.max(0)[:, None], moving.max(0)[None, :])
+    if instr.attrs["accumulate"] is False:
+        return {"dst": product}
+    old = levels["dst"]
+    total = np.maximum(product, np.minimum(old, POISON))
+    return {"dst": total if instr.attrs["accumulate"] else np.where(old == UNWRITTEN, product, total)}
+
+
+@_rule("reduce")
+def _reduce(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["data"].max(tuple(instr.attrs["axis"]))}
+
+
+@_rule("activation")
+def _activation(instr: Instruction, levels: Levels) -> Levels:
+    """The accumulator of the engine is taken as clean before the instruction: its lanes are not tensors."""
+    values = _highest(*levels.values())
+    result = {"dst": values}
+    if "reduce_res" in instr.operands:
+        adds = instr.attrs["reduce_cmd"] in (ReduceCmd.reduce, ReduceCmd.reset_reduce)
+        result["reduce_res"] = values.max(-1, keepdims=True) if adds and values.ndim else np.zeros((), np.uint8)
+    return result
+
+
+@_rule("shuffle", shows_old=lambda instr: KEEP in instr.attrs["shuffle_mask"])
+def _shuffle(instr: Instruction, levels: Levels) -> Levels:
+    src, rows = levels["src"], instr.operands["dst"].shape[0]  # type: ignore[union-attr]
+    row = np.arange(rows)
+    entry = np.resize(np.array(instr.attrs["shuffle_mask"]), rows)
+    # The last row stands for rows that src does not have; the instruction is refused when the plan is built.
+    moved = src[np.minimum(row - row % QUADRANT + entry, len(src) - 1)]
+    return {"dst": np.where((entry == KEEP)[:, None], levels["dst"], moved) if KEEP in entry else moved}
+
+
+def _nonzero_used(instr: Instruction, levels: Levels) -> Levels:
+    return {"src": levels["src"][::PARTITIONS_PER_CORE]}
+
+
+@_rule("nonzero", shows_old=lambda instr: True, used=_nonzero_used)
+def _nonzero(instr: Instruction, levels: Levels) -> Levels:
+    """Rows 0, 16, 32, ... alone are read and written; every index depends on all elements of the row."""
+    dst = levels["dst"].copy()
+    dst[::PARTITIONS_PER_CORE] = levels["src"][::PARTITIONS_PER_CORE].max(1, keepdims=True)
+    return {"dst": dst}
+
+
+@_rule("dma_copy")
+def _dma_copy(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["src"]}
+
+
+@_rule("dma_transpose")
+def _dma_transpose(instr: Instruction, levels: Levels) -> Levels:
+    src = levels["src"]
+    return {"dst": src.transpose(instr.attrs["axes"] or DEFAULT_AXES[src.ndim])}
+
+
+@_rule("iota")
+def _iota(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _highest(*(level.max() for level in levels.values()))}
+
+
+@_rule("register")
+def _register(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _highest(*(level.max() for level in levels.values()))}
+
+
+@_rule("sendrecv")
+def _sendrecv(instr: Instruction, levels: Levels) -> Levels:
+    """`src` holds the levels of the other core's tile."""
+    return {"dst": levels["src"]}
+
+
+@_rule("keep", shows_old=lambda instr: True)
+def _keep(instr: Instruction, levels: Levels) -> Levels:
+    return {}
+
+
+@_rule("none")
+def _none(instr: Instruction, levels: Levels) -> Levels:
+    return {}

@@ -1,0 +1,119 @@
+"""Byte regions: which bytes an operand can touch, and whether two operands share some.
+
+A region names a memory ("sbuf", "psum", "register", "private" of one core, "shared" of all), a partition range, and the
+bytes in each partition as `start + sum(step * i)` runs of `run` bytes. For operands of allocated tensors the memory is
+the physical one, else each tensor is a memory of its own. A dynamic address widens the region to all that its index can
+reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .graph import Access, Memory, Operand
+from .machine import Space
+
+__all__ = ["Region", "region_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes of one memory. end is past the last byte; pattern holds (byte step, count) pairs of runs of `run` bytes.
+
+    certain: a static address: the instruction touches all of these bytes, not only some of them.
+    """
+
+    memory: str
+    first_partition: int
+    end_partition: int
+    start: int
+    end: int
+    run: int
+    pattern: tuple[tuple[int, int], ...]
+    certain: bool = True
+
+    @property
+    def is_dense(self) -> bool:
+        """Does every byte between start and end belong to it? (False where that is not plain to see.)"""
+        span = self.run
+        for step, count in sorted(self.pattern):
+            if step != span:
+                return False
+            span = step * count
+        return True
+
+    def covers(self, other: Region) -> bool:
+        """Does a write of this region certainly replace all of `other`?"""
+        return (
+            self.certain and self.memory == other.memory and self.is_dense
+            and self.first_partition <= other.first_partition and other.end_partition <= self.end_partition
+            and self.start <= other.start and other.end <= self.end
+        )
+
+    def overlaps(self, other: Region) -> bool:
+        """Do the two share a byte? Exact for static regions."""
+        if (
+            self.memory != other.memory
+            or self.end_partition <= other.first_partition or other.end_partition <= self.first_partition
+            or self.end <= other.start or other.end <= self.start
+        ):
+            return False
+        if self.is_dense and other.is_dense:
+            return True
+        low, high = max(self.start, other.start), min(self.end, other.end)
+        return bool(np.any(self._mask(low, high) & other._mask(low, high)))
+
+    def _mask(self, low: int, high: int) -> np.ndarray:
+        """bool[high - low]: which bytes of the window belong to the region."""
+        mask = np.zeros(self.end - self.start, bool)
+        shape = (*(count for _, count in self.pattern), self.run)
+        strides = (*(step for step, _ in self.pattern), 1)
+        np.lib.stride_tricks.as_strided(mask, shape, strides)[...] = True
+        return mask[low - self.start : high - self.start]
+
+
+def region_of(operand: Operand, core: int) -> Region:
+    """The bytes that an operand of `core` can touch (an Access or a Memory)."""
+    assert isinstance(operand, (Access, Memory))
+    size = operand.dtype.nbytes
+    memory, first, start = _place(operand, core)
+    count = 1 if operand.partitions is None else operand.partitions[1]
+    pattern = [(step * size, number) for step, number in operand.pattern if number > 1 and step > 0]
+    if operand.dynamic is not None:
+        start += operand.dynamic.first * operand.dynamic.stride * size
+        pattern = _reachable(operand, size, pattern)
+    run = size
+    if pattern and pattern[-1][0] == size:  # contiguous elements are one run
+        run = pattern.pop()[1] * size
+    end = start + run + sum(step * (number - 1) for step, number in pattern)
+    return Region(memory, first, first + count, start, end, run, tuple(pattern), operand.dynamic is None)
+
+
+def _reachable(operand: Access | Memory, size: int, pattern: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pattern widened by every legal index: its places are `stride` apart."""
+    dynamic = operand.dynamic
+    assert dynamic is not None
+    first_moves = operand.partitions is None and (dynamic.kind == "vector" or dynamic.walk)
+    if first_moves and operand.pattern[0][1] > 1 and operand.pattern[0][0] > 0:
+        pattern = pattern[1:]
+    places = dynamic.bound - dynamic.first
+    return [(dynamic.stride * size, places), *pattern] if places > 1 else pattern
+
+
+def _place(operand: Access | Memory, core: int) -> tuple[str, int, int]:
+    """Memory, first partition and first byte of an operand."""
+    size = operand.dtype.nbytes
+    if isinstance(operand, Memory):
+        return _memory(operand.space, core), operand.start_partition, operand.byte
+    tensor, start = operand.tensor, operand.offset * size
+    if tensor.address is None:
+        owner = "" if tensor.space is Space.SHARED_HBM else f"{core}:"
+        return f"{owner}%{tensor.name}", operand.start_partition, start
+    first = operand.start_partition + tensor.address.partition
+    return _memory(tensor.space, core), first, tensor.address.byte + start
+
+
+def _memory(space: Space, core: int) -> str:
+    return "shared" if space is Space.SHARED_HBM else f"{core}:{space.value}"

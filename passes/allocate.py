@@ -1,0 +1,203 @@
+"""allocate: every tensor gets an address, so that no two live tensors share a byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..ir.errors import KernelError
+from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Statement, Tensor
+from ..ir.machine import Space, Target
+from .liveness import LiveRange, live_ranges
+from .pipeline import register_pass
+from .rewrite import map_statements
+
+__all__ = ["MemoryUse", "allocate", "memory_use"]
+
+SBUF_ALIGN = 32  # bytes; what the public nki-library allocates by
+HBM_ALIGN = 64
+
+
+@register_pass("allocate")
+def allocate(module: Module) -> Module:
+    """First fit in order of first use; pinned addresses are kept and checked.
+
+    Live ranges are in program order; the dependences that are computed afterwards, on bytes, keep a reuse of an address
+    behind the last use of the bytes before it.
+    raises: KernelError E201 where a memory overflows, E202 where pinned tensors overlap while both live.
+
+    before:  %t: float32[128,64] @sbuf           after:  %t: float32[128,64] @sbuf at 0x0000
+    """
+    shared, after_shared = _in_order([*module.params, *module.shared], Space.SHARED_HBM)
+    params = tuple(shared[t.name] for t in module.params)
+    cores = tuple(_allocate_core(core, shared, after_shared, module.target) for core in module.cores)
+    results = tuple(replace(result, tensor=shared.get(result.tensor.name, result.tensor)) for result in module.results)
+    return replace(
+        module, params=params, shared=tuple(shared[t.name] for t in module.shared), cores=cores, results=results
+    )
+
+
+def _in_order(tensors: list[Tensor], space: Space, start: int = 0) -> tuple[dict[str, Tensor], int]:
+    """HBM tensors one behind the other; HBM is large and its tensors live as long as the kernel."""
+    placed = {}
+    for tensor in tensors:
+        placed[tensor.name] = replace(tensor, address=Address(0, start))
+        start += -(-tensor.row_bytes // HBM_ALIGN) * HBM_ALIGN
+    return placed, start
+
+
+def _declared(core: Core) -> list[Tensor]:
+    """All tensors of a core, those of loop bodies included."""
+    found = list(core.tensors)
+
+    def visit(body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            if isinstance(statement, Loop):
+                found.extend(statement.tensors)
+                visit(statement.body)
+
+    visit(core.body)
+    return found
+
+
+def _allocate_core(core: Core, shared: dict[str, Tensor], hbm_start: int, target: Target) -> Core:
+    ranges = live_ranges(core)
+    tensors = _declared(core)
+    placed = dict(shared)
+    in_hbm, _ = _in_order([t for t in tensors if t.space is Space.HBM], Space.HBM, hbm_start)
+    placed.update(in_hbm)
+    for space in (Space.SBUF, Space.PSUM, Space.REGISTER):
+        mine = [t for t in tensors if t.space is space]
+        placed.update(_first_fit(mine, ranges, space, target))
+    return _with_addresses(core, placed)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    tensor: Tensor
+    live: LiveRange
+    start: int
+    end: int
+
+
+def _size(tensor: Tensor, space: Space, target: Target) -> int:
+    unit = {Space.PSUM: target.psum_bank_bytes, Space.REGISTER: 4}.get(space, SBUF_ALIGN)
+    return -(-tensor.row_bytes // unit) * unit
+
+
+def _capacity(space: Space, target: Target) -> int:
+    return {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}[space]
+
+
+def _first_fit(
+    tensors: list[Tensor], ranges: dict[str, LiveRange], space: Space, target: Target
+) -> dict[str, Tensor]:
+    never = LiveRange(0, 0)
+    live = [(tensor, ranges.get(tensor.name, never)) for tensor in tensors]
+    capacity = _capacity(space, target)
+    pinned = [
+        _Placed(t, r, t.address.byte, t.address.byte + t.row_bytes) for t, r in live if t.address is not None
+    ]
+    _check_pinned(pinned, capacity, space)
+    result = {p.tensor.name: p.tensor for p in pinned}
+    active: list[_Placed] = []
+    for tensor, span in sorted(((t, r) for t, r in live if t.address is None), key=lambda item: item[1].start):
+        active = [p for p in active if p.live.end >= span.start]
+        busy = sorted((p.start, p.end) for p in (*active, *pinned) if p.live.meets(span))
+        size, start = _size(tensor, space, target), 0
+        unit = target.psum_bank_bytes if space is Space.PSUM else 4 if space is Space.REGISTER else SBUF_ALIGN
+        for low, high in busy:
+            if start + size <= low:
+                break
+            start = max(start, -(-high // unit) * unit)
+        if start + tensor.row_bytes > capacity:
+            raise _overflow(tensor, span, live, space, capacity, target)
+        active.append(_Placed(tensor, span, start, start + size))
+        result[tensor.name] = replace(tensor, address=Address(0, start))
+    return result
+
+
+def _check_pinned(pinned: list[_Placed], capacity: int, space: Space) -> None:
+    for number, one in enumerate(pinned):
+        assert one.tensor.address is not None
+        if one.end > capacity or one.tensor.address.partition + one.tensor.partitions > 128:
+            raise KernelError("E201", f"%{one.tensor.name} is pinned past the end of {space}", loc=one.tensor.loc,
+                              operand=one.tensor, limit=f"{capacity} bytes a partition, 128 partitions", actual=one.end,
+                              hint="lower the address, or leave it out to let the compiler place the tensor")
+        for other in pinned[:number]:
+            if one.start < other.end and other.start < one.end and one.live.meets(other.live) and _share_rows(one, other):
+                raise KernelError(
+                    "E202", f"%{one.tensor.name} and %{other.tensor.name} overlap in {space} while both live",
+                    loc=one.tensor.loc, operand=f"{one.tensor}, bytes {one.start} to {one.end}",
+                    limit="live tensors share no byte", actual=f"%{other.tensor.name} has bytes {other.start} to {other.end}",
+                    hint="move one of them, or finish the work on the first before the second is written",
+                    notes=(f"%{other.tensor.name} was created at {other.tensor.loc}",) if other.tensor.loc else (),
+                )
+
+
+def _share_rows(one: _Placed, other: _Placed) -> bool:
+    a, b = one.tensor, other.tensor
+    assert a.address is not None and b.address is not None
+    return a.address.partition < b.address.partition + b.partitions and b.address.partition < a.address.partition + a.partitions
+
+
+def _overflow(
+    tensor: Tensor, span: LiveRange, live: list[tuple[Tensor, LiveRange]], space: Space, capacity: int, target: Target
+) -> KernelError:
+    """The capacity error, with the tensors that are alive at the moment of the overflow."""
+    there = [(t, r) for t, r in live if r.start <= span.start <= r.end]
+    total = sum(_size(t, space, target) for t, _ in there)
+    rows = sorted(there, key=lambda item: -item[0].row_bytes)
+    notes = [
+        f"%{t.name}: {t.dtype}{list(t.shape)}, {t.row_bytes} bytes a partition, live {r.start} to {r.end}"
+        + (f", created at {t.loc.short}" if t.loc else "")
+        for t, r in rows[:12]
+    ]
+    if len(rows) > 12:
+        notes.append(f"and {len(rows) - 12} more")
+    what = "registers" if space is Space.REGISTER else f"bytes a partition of {space}"
+    return KernelError(
+        "E201", f"%{tensor.name} does not fit: {total} {what} are live, there are {capacity}", loc=tensor.loc,
+        operand=tensor, limit=f"{capacity} {what}", actual=total, notes=tuple(notes),
+        hint="tile the free dimension, reuse a tile, or end the work on one tensor before the next is created",
+    )
+
+
+def _with_addresses(core: Core, placed: dict[str, Tensor]) -> Core:
+    def operand(value: Operand) -> Operand:
+        if not isinstance(value, Access):
+            return value
+        dynamic = value.dynamic
+        if dynamic is not None:
+            dynamic = replace(dynamic, index=operand(dynamic.index))
+        return replace(value, tensor=placed[value.tensor.name], dynamic=dynamic)
+
+    def change(statement: Statement) -> Statement:
+        if isinstance(statement, Instruction):
+            return replace(statement, operands={name: operand(value) for name, value in statement.operands.items()})
+        assert isinstance(statement, Loop)
+        return replace(
+            statement,
+            bounds=tuple(operand(bound) for bound in statement.bounds),
+            var=placed[statement.var.name] if statement.var else None,
+            tensors=tuple(placed[t.name] for t in statement.tensors),
+        )
+
+    return replace(core, tensors=tuple(placed[t.name] for t in core.tensors), body=map_statements(core.body, change))
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Highest byte of a partition that a core uses, by memory; registers in bytes."""
+
+    sbuf: int
+    psum: int
+    private_hbm: int
+
+
+def memory_use(core: Core) -> MemoryUse:
+    """The memory peaks of an allocated core."""
+    ends = {space: 0 for space in Space}
+    for tensor in _declared(core):
+        if tensor.address is not None:
+            ends[tensor.space] = max(ends[tensor.space], tensor.address.byte + tensor.row_bytes)
+    return MemoryUse(ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in _declared(core) if t.space is Space.HBM))

@@ -1,0 +1,164 @@
+"""check-races: the two cores' accesses to shared HBM must be ordered by a barrier or an exchange."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import networkx as nx
+
+from ..ir.errors import KernelError
+from ..ir.graph import Access, Instruction, Module, instructions
+from ..ir.machine import Space
+from ..ir.regions import Region, region_of
+from ..ir.table import lookup
+from .dependences import dependence_graph
+from .pipeline import register_pass
+
+__all__ = ["check_races", "meeting_key"]
+
+
+@register_pass("check-races")
+def check_races(module: Module) -> Module:
+    """Returns the module unchanged; raises KernelError E502 (race) or E503 (the cores' meetings do not match).
+
+    Happens-before is what the dependences of each core and the meetings of both give. Loop bodies count once: a race
+    between different trips of the two cores' loops is not seen.
+    """
+    if len(module.cores) < 2:
+        return module
+    programs = [list(instructions(core.body)) for core in module.cores]
+    meetings = [[n for n, instr in enumerate(program) if meeting_key(instr)] for program in programs]
+    _check_meetings(programs, meetings, module)
+    order = _happens_before(programs, meetings)
+    for first, second in _conflicts(programs):
+        a, b = order.node((0, first[0])), order.node((1, second[0]))
+        if not (order.reaches(a, b) or order.reaches(b, a)):
+            raise _race(programs[0][first[0]], programs[1][second[0]], first, second)
+    return module
+
+
+def meeting_key(instr: Instruction) -> tuple | None:
+    """What must agree where two cores meet; None for an instruction of one core alone."""
+    if instr.op == "core_barrier" and instr.attrs["cores"] == (0, 1):
+        return ("core_barrier",)
+    if instr.op == "sendrecv":
+        return ("sendrecv", instr.attrs["pipe_id"])
+    return None
+
+
+def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]], module: Module) -> None:
+    """The k-th barrier meets the k-th, the k-th transfer of a pipe the k-th of that pipe."""
+    counts: list[dict[tuple, list[Instruction]]] = [defaultdict(list), defaultdict(list)]
+    for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
+        for node in found:
+            key = meeting_key(program[node])
+            assert key is not None
+            counts[core][key].append(program[node])
+    for key in sorted({*counts[0], *counts[1]}, key=str):
+        here, there = counts[0][key], counts[1][key]
+        if len(here) == len(there):
+            for one, other in zip(here, there, strict=True):
+                _check_pair(one, other)
+            continue
+        more, core = (here, 0) if len(here) > len(there) else (there, 1)
+        extra = more[min(len(here), len(there))]
+        name = " ".join(map(str, key)) if key[0] != "sendrecv" else f"sendrecv of pipe {key[1]}"
+        raise KernelError(
+            "E503", f"core {core} waits at {name}, which core {1 - core} never reaches", loc=extra.loc,
+            limit="both cores meet equally often", actual=f"{len(here)} times on core 0, {len(there)} on core 1",
+            hint="give both cores the same control flow",
+            notes=tuple(f"core {c} meets at {i.loc}" for c, side in enumerate((here, there)) for i in side[-1:] if i is not extra),
+        )
+
+
+def _check_pair(one: Instruction, other: Instruction) -> None:
+    """Two ends of an exchange name each other and fit."""
+    if one.op != "sendrecv":
+        return
+    for core, (mine, its) in enumerate(((one, other), (other, one))):
+        if mine.attrs["recv_from_rank"] != 1 - core or mine.attrs["send_to_rank"] != 1 - core:
+            raise KernelError("E503", f"sendrecv on core {core} names rank {mine.attrs['send_to_rank']} and "
+                              f"{mine.attrs['recv_from_rank']}", loc=mine.loc, limit=f"rank {1 - core}, the other core",
+                              actual=mine.attrs["recv_from_rank"], hint="send_to_rank = recv_from_rank = 1 - program_id")
+        dst, src = mine.operands["dst"], its.operands["src"]
+        assert isinstance(dst, Access) and isinstance(src, Access)
+        if dst.shape != src.shape or dst.dtype != src.dtype:
+            raise KernelError("E503", f"sendrecv: core {core} receives {dst.dtype}{list(dst.shape)}, core {1 - core} sends "
+                              f"{src.dtype}{list(src.shape)}", loc=mine.loc, limit="equal shapes and dtypes",
+                              hint="pad the smaller tile", notes=(f"the other end is at {its.loc}",))
+
+
+class _Order:
+    """Reachability in the joint graph, with the two ends of a meeting made one node."""
+
+    def __init__(self, graph: nx.DiGraph, merged: dict) -> None:
+        self.graph, self.merged = graph, merged
+        self.after: dict = {}
+
+    def node(self, node: tuple[int, int]) -> tuple[int, int]:
+        return self.merged.get(node, node)
+
+    def reaches(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+        if a not in self.after:
+            self.after[a] = nx.descendants(self.graph, a)
+        return a == b or b in self.after[a]
+
+
+def _happens_before(programs: list[list[Instruction]], meetings: list[list[int]]) -> _Order:
+    merged: dict[tuple[int, int], tuple[int, int]] = {}
+    ends: dict[tuple, list[list[int]]] = defaultdict(lambda: [[], []])
+    for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
+        for node in found:
+            ends[meeting_key(program[node])][core].append(node)  # type: ignore[index]
+    for here, there in ends.values():
+        merged.update({(1, b): (0, a) for a, b in zip(here, there, strict=True)})
+    graph = nx.DiGraph()
+    for core, program in enumerate(programs):
+        for a, b in dependence_graph(program, core).edges:
+            graph.add_edge(merged.get((core, a), (core, a)), merged.get((core, b), (core, b)))
+    graph.add_nodes_from(merged.get((c, n), (c, n)) for c, program in enumerate(programs) for n in range(len(program)))
+    return _Order(graph, merged)
+
+
+Touch = tuple[int, str, Region, bool]  # instruction, operand, region, writes
+
+
+def _conflicts(programs: list[list[Instruction]]) -> Iterator[tuple[Touch, Touch]]:
+    """Pairs of accesses of the two cores to common bytes of shared HBM, at least one a write."""
+    sides = [_shared_touches(program, core) for core, program in enumerate(programs)]
+    for memory, ours in sides[0].items():
+        theirs = sides[1].get(memory, [])
+        writes = [touch for touch in theirs if touch[3]]
+        for touch in ours:
+            for other in theirs if touch[3] else writes:
+                if touch[2].overlaps(other[2]):
+                    yield touch, other
+
+
+def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Touch]]:
+    found: dict[str, list[Touch]] = defaultdict(list)
+    for node, instr in enumerate(program):
+        if instr.op == "core_barrier":
+            continue
+        for param in lookup(instr.op).operands:
+            operand = instr.operands.get(param.name)
+            if isinstance(operand, Access) and operand.space is Space.SHARED_HBM:
+                # By tensor, whatever its address: shared tensors never overlap.
+                region = region_of(replace(operand, tensor=replace(operand.tensor, address=None)), core)
+                found[operand.tensor.name].append((node, param.name, region, param.writes))
+    return found
+
+
+def _race(one: Instruction, other: Instruction, first: Touch, second: Touch) -> KernelError:
+    operand = one.operands[first[1]]
+    assert isinstance(operand, Access)
+    what = {(True, True): "both write", (True, False): "core 0 writes and core 1 reads", (False, True): "core 0 reads and core 1 writes"}
+    return KernelError(
+        "E502", f"race: {what[first[3], second[3]]} %{operand.tensor.name} in no order", loc=one.loc,
+        operand=f"%{operand.tensor.name}: {operand.tensor.type_text}", limit="ordered by core_barrier or sendrecv",
+        actual=f"{one.op} on core 0, {other.op} on core 1",
+        hint="put nisa.core_barrier(tensor, (0, 1)) between the two, or give each core its own part",
+        notes=(f"core 1: {other.loc}",),
+    )

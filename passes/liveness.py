@@ -1,0 +1,81 @@
+"""Live ranges of tensors, in program order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..ir.graph import Access, Core, Instruction, Loop, Statement, Tensor, View
+
+__all__ = ["LiveRange", "live_ranges"]
+
+
+class LiveRange(NamedTuple):
+    """First and last position (in program order) at which a tensor must keep its bytes."""
+
+    start: int
+    end: int
+
+    def meets(self, other: LiveRange) -> bool:
+        return self.start <= other.end and other.start <= self.end
+
+
+@dataclass
+class _Scope:
+    """A loop being walked: where it starts, what is declared inside, what is touched inside."""
+
+    start: int
+    declared: set[str]
+    touched: set[str]
+
+
+def live_ranges(core: Core) -> dict[str, LiveRange]:
+    """Live range of every tensor that the core touches, by name.
+
+    A tensor that a loop touches but does not declare is live through the whole loop: any trip may need it.
+    """
+    ranges: dict[str, LiveRange] = {}
+    open_loops: list[_Scope] = []
+    position = 0
+
+    def touch(tensor: Tensor, at: int) -> None:
+        old = ranges.get(tensor.name)
+        ranges[tensor.name] = LiveRange(at if old is None else min(old.start, at), at if old is None else max(old.end, at))
+        for scope in open_loops:
+            scope.touched.add(tensor.name)
+
+    def visit(body: tuple[Statement, ...]) -> None:
+        nonlocal position
+        for statement in body:
+            position += 1
+            if isinstance(statement, Instruction):
+                for tensor in _tensors(statement.operands.values()):
+                    touch(tensor, position)
+            elif isinstance(statement, Loop):
+                for tensor in _tensors((*statement.bounds, *((View(statement.var),) if statement.var else ()))):
+                    touch(tensor, position)
+                open_loops.append(_Scope(position, {t.name for t in statement.tensors}, set()))
+                visit(statement.body)
+                position += 1
+                _close(open_loops.pop(), position)
+                for tensor in _tensors(statement.bounds):
+                    touch(tensor, position)
+                if statement.var is not None:
+                    touch(statement.var, position)
+
+    def _close(scope: _Scope, end: int) -> None:
+        for name in scope.touched - scope.declared:
+            ranges[name] = LiveRange(min(ranges[name].start, scope.start), max(ranges[name].end, end))
+
+    visit(core.body)
+    return ranges
+
+
+def _tensors(operands: object) -> list[Tensor]:
+    found = []
+    for operand in operands:  # type: ignore[attr-defined]
+        if isinstance(operand, (Access, View)):
+            found.append(operand.tensor)
+            if operand.index is not None:
+                found += _tensors((operand.index,))
+    return found

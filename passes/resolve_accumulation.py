@@ -1,0 +1,131 @@
+"""resolve-accumulation: whether each matmul overwrites its PSUM location or adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ..ir.errors import KernelError
+from ..ir.graph import Access, Core, Instruction, Loop, Module, Stage, Statement, Tensor
+from ..ir.machine import NCVersion, Space, Target
+from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN
+from ..ir.table import TABLE, fail
+from .pipeline import register_pass
+from .rewrite import map_statements
+from .shadow import Shadow, repeat, static_trips, written_tensors
+
+__all__ = ["resolve_accumulation"]
+
+# The levels of shadow memory, here about matmuls: which locations one can be added to.
+MATMUL_WROTE, UNSURE, OTHER_WROTE, NOBODY_WROTE = CLEAN, MAYBE, POISON, UNWRITTEN
+
+
+@register_pass("resolve-accumulation")
+def resolve_accumulation(module: Module) -> Module:
+    """Replace `accumulate=None`: the first matmul that writes a location overwrites it, later ones add.
+
+    A location counts as new when its tensor is created (in a loop body: in each trip) and after another instruction
+    wrote it. Where a matmul meets both kinds, as overlapping convolutions do, None stays and the elements decide.
+
+    before:  nc_matmul dst=%acc{...} stationary=%x{...} moving=%w{...}
+             nc_matmul dst=%acc{...} stationary=%y{...} moving=%v{...}
+    after:   nc_matmul dst=%acc{...} stationary=%x{...} moving=%w{...} accumulate=false
+             nc_matmul dst=%acc{...} stationary=%y{...} moving=%v{...} accumulate=true
+
+    raises:  KernelError E205 where an explicit True adds to what no matmul wrote, or where the first trip of a loop
+             would overwrite and later ones add.
+    source:  nki.isa reference, nc_matmul; release notes 0.6 (tracking by element region). The rule "one bit an element,
+             cleared by other writes" is a model: the reference leaves it open.
+    """
+    if module.stage is not Stage.PENGUIN:
+        raise KernelError("E603", f"resolve-accumulation at stage {module.stage}", limit="stage penguin",
+                          actual=str(module.stage), hint="run fold-layouts first")
+    return replace(module, cores=tuple(_Resolver(core, module.target).resolved() for core in module.cores))
+
+
+class _Resolver:
+    """Executes one core on "who wrote it" levels of its PSUM tensors, and notes what each matmul does."""
+
+    def __init__(self, core: Core, target: Target) -> None:
+        self.core, self.target = core, target
+        self.shadows: dict[str, Shadow] = {}
+        self.decided: dict[int, bool | None] = {}  # by id of the instruction
+
+    def resolved(self) -> Core:
+        self._declare(self.core.tensors)
+        self._run(self.core.body)
+
+        def resolve(statement: Statement) -> Statement:
+            if id(statement) not in self.decided:
+                return statement
+            assert isinstance(statement, Instruction)
+            return replace(statement, attrs={**statement.attrs, "accumulate": self.decided[id(statement)]})
+
+        return replace(self.core, body=map_statements(self.core.body, resolve))
+
+    def _declare(self, tensors: Iterable[Tensor]) -> None:
+        self.shadows |= {tensor.name: Shadow(tensor) for tensor in tensors if tensor.space is Space.PSUM}
+
+    def _run(self, body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            if isinstance(statement, Loop):
+                outer = {t.name: self.shadows[t.name] for t in written_tensors(statement.body) if t.name in self.shadows}
+                repeat(static_trips(statement), outer.values(), lambda loop=statement: self._trip(loop))  # type: ignore[misc]
+            elif isinstance(statement, Instruction):
+                self._execute(statement)
+
+    def _trip(self, loop: Loop) -> None:
+        self._declare(loop.tensors)
+        self._run(loop.body)
+
+    def _execute(self, instr: Instruction) -> None:
+        for name, operand in instr.operands.items():
+            if not isinstance(operand, Access) or operand.space is not Space.PSUM or not TABLE[instr.op].operand(name).writes:
+                continue
+            shadow = self.shadows[operand.tensor.name]
+            if "accumulate" not in instr.attrs:
+                shadow.write(operand, OTHER_WROTE)
+                continue
+            old = np.asarray(shadow.read(operand))
+            if instr.attrs["accumulate"] is None:
+                self._decide(instr, name, old)
+            elif instr.attrs["accumulate"] and not instr.attrs.get("is_transpose"):
+                self._check_explicit(instr, name, operand, old)
+            shadow.write(operand, MATMUL_WROTE)
+
+    def _decide(self, instr: Instruction, name: str, old: np.ndarray) -> None:
+        if instr.attrs.get("is_transpose"):  # moves bits, never adds
+            self.decided[id(instr)] = False
+            return
+        mixed = bool((old == MATMUL_WROTE).any()) and bool((old >= OTHER_WROTE).any())
+        adds = None if mixed else bool((old == MATMUL_WROTE).any())
+        if (old == UNSURE).any() or self.decided.setdefault(id(instr), adds) is not adds:
+            raise fail(
+                instr, "E205", name, "overwrites or adds, depending on the trips of a loop",
+                limit="one meaning of accumulate=None in every trip", actual="the first write overwrites, later ones add",
+                hint="create the PSUM tile in the loop body, or pass accumulate=False where a sum starts and True where it "
+                "goes on",
+            )
+
+    def _check_explicit(self, instr: Instruction, name: str, access: Access, old: np.ndarray) -> None:
+        """An explicit True adds to what is there, so something defined must be there."""
+        if (unwritten := np.count_nonzero(old == NOBODY_WROTE) * (access_size(access) // max(old.size, 1))):
+            raise fail(
+                instr, "E205", name, f"accumulate=True adds to {unwritten} elements that nothing wrote",
+                limit="locations that a matmul wrote before", actual=f"{unwritten} of {access_size(access)} elements unwritten",
+                hint="pass accumulate=False, or leave it out, for the first matmul of the sum",
+            )
+        other = np.count_nonzero(old == OTHER_WROTE) * (access_size(access) // max(old.size, 1))
+        if other and self.target.version < NCVersion.gen4:
+            raise fail(
+                instr, "E205", name, f"accumulate=True adds to {other} elements that memset or a copy wrote: undefined on "
+                f"{self.target}", limit="locations that a matmul wrote before", actual=f"{other} of {access_size(access)} "
+                "elements written by another instruction",
+                hint="start the sum with a matmul (accumulate=False) and add the other term with tensor_tensor afterwards",
+            )
+
+
+def access_size(access: Access) -> int:
+    return int(np.prod(access.shape))

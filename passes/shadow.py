@@ -1,0 +1,257 @@
+"""Shadow memory: a level of ir/poison.py for every byte of a tensor, for the passes that execute a kernel on levels.
+
+Most tensors hold one level all over, so a shadow is one number until a part of the tensor differs; an array of bytes
+is then made, and dropped again when all of it is CLEAN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ..ir.graph import Access, Instruction, Loop, Statement, Tensor, statements
+from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN, join
+from ..ir.table import TABLE
+
+__all__ = ["Shadow", "repeat", "static_trips", "written_tensors"]
+
+PATIENCE = 64  # trips of one loop that are followed before its tensors are taken as MAYBE
+
+
+class Shadow:
+    """The levels of a tensor.
+
+    level:  the one level of all bytes, None where they differ.
+    origin: for the pass: where the poison in it came from.
+    """
+
+    __slots__ = ("_cells", "_open", "level", "origin", "tensor")
+
+    def __init__(self, tensor: Tensor, level: int = UNWRITTEN) -> None:
+        self.tensor = tensor
+        self.level: int | None = level
+        self.origin: object = None
+        self._cells = np.empty(0, np.uint8)  # the bytes, where level is None
+        self._open = 0  # how many of them are not CLEAN
+
+    # --- whole tensors ----------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.partitions * self.tensor.row_bytes
+
+    def cells(self) -> np.ndarray:
+        """uint8[nbytes], one partition after the other; not to be changed."""
+        return np.full(self.nbytes, self.level, np.uint8) if self.level is not None else self._cells
+
+    def set(self, level: int) -> None:
+        self.level, self._cells = level, np.empty(0, np.uint8)
+        if level == CLEAN:
+            self.origin = None
+
+    def copy(self) -> Shadow:
+        other = Shadow(self.tensor)
+        other.level, other.origin, other._cells, other._open = self.level, self.origin, self._cells.copy(), self._open
+        return other
+
+    def join(self, other: Shadow) -> bool:
+        """Hold what is true of both; tells whether that differs from `other`."""
+        if self.level is not None and self.level == other.level:
+            return False
+        if self.level is not None and other.level is not None:
+            self.set(int(join(np.uint8(self.level), other.level)))
+            return self.level != other.level
+        before = other.cells()
+        joined = join(self.cells(), before)
+        self.level, self._cells = None, joined
+        self._count()
+        self.origin = self.origin or other.origin
+        return not np.array_equal(joined, before)
+
+    def _count(self) -> None:
+        self._open = np.count_nonzero(self._cells)
+        if not self._open:
+            self.set(CLEAN)
+
+    # --- accesses ---------------------------------------------------------------------------------------------
+
+    def read(self, access: Access) -> np.ndarray | int:
+        """The level of each element (the highest of its bytes), in the shape of `access`; a number where all agree.
+
+        Of an element at a dynamic address: the join over every place that the index can name.
+        """
+        if self.level is not None:
+            return self.level
+        if access.dynamic is None:
+            region = _view(self._cells, access)
+            return _elements(region) if region.any() else CLEAN
+        region = _reachable(self._cells, access)
+        if not region.any():
+            return CLEAN
+        if region.ndim == 1:  # too many places to tell apart
+            return int(_either(region))
+        places = _either(_elements(region))
+        if access.dynamic.kind == "vector":  # each row may be any row
+            places = np.broadcast_to(places, (access.pattern[0][1], *places.shape))
+        return places
+
+    def write(self, access: Access, levels: np.ndarray | int, certain: bool = True) -> None:
+        """Give each element its level. Where the address is dynamic, or the write not certain, the old one may stay."""
+        if isinstance(levels, np.ndarray) and not levels.ndim:
+            levels = int(levels)
+        if access.dynamic is not None:
+            self._write_somewhere(access, levels if isinstance(levels, int) else int(_either(levels.ravel())))
+        elif certain:
+            self._write(access, levels)
+        elif not isinstance(levels, int) or levels != self.level:
+            old = self.read(access)
+            self._write(access, join(np.broadcast_to(np.uint8(old), access.shape), np.reshape(levels, access.shape)
+                                     if isinstance(levels, np.ndarray) else levels))
+
+    def _write(self, access: Access, levels: np.ndarray | int) -> None:
+        if isinstance(levels, int) and (levels == self.level or _covers(access)):
+            self.set(levels)
+            return
+        if not _is_disjoint(access):  # several elements at one place: the worst of them
+            levels = levels if isinstance(levels, int) else int(levels.max())
+        region = self._writable(access)
+        before = np.count_nonzero(region)
+        region[...] = levels if isinstance(levels, int) else levels.reshape(region.shape[:-1])[..., None]
+        if _is_disjoint(access):
+            self._open += np.count_nonzero(region) - before
+            if not self._open:
+                self.set(CLEAN)
+        else:
+            self._count()
+
+    def _write_somewhere(self, access: Access, level: int) -> None:
+        if self.level is not None and int(join(np.uint8(self.level), level)) == self.level:
+            return
+        if self.level is not None:
+            self._cells, self.level = self.cells(), None
+        region = _reachable(self._cells, access)
+        region[...] = join(region, level)
+        self._count()
+        if self.level is None and self._cells[0] == MAYBE and (self._cells == MAYBE).all():
+            self.set(MAYBE)
+
+    def _writable(self, access: Access) -> np.ndarray:
+        if self.level is not None:
+            self._open = self.nbytes if self.level else 0
+            self._cells, self.level = self.cells(), None
+        return _view(self._cells, access)
+
+
+def _view(cells: np.ndarray, access: Access) -> np.ndarray:
+    """The bytes of a static access: its shape with an axis of the element's bytes behind."""
+    return _strided(cells, access, list(access.pattern))
+
+
+def _strided(cells: np.ndarray, access: Access, pairs: list[tuple[int, int]]) -> np.ndarray:
+    size, first = access.dtype.nbytes, access.offset * access.dtype.nbytes
+    axes = [(step * size, count) for step, count in pairs]
+    if access.partitions is not None:
+        start, count = access.partitions
+        first += start * access.tensor.row_bytes
+        axes.insert(0, (access.tensor.row_bytes, count))
+    axes.append((1, size))
+    last = first + sum(step * (count - 1) for step, count in axes)
+    assert first >= 0 and last < len(cells), f"an access of %{access.tensor.name} beyond its end"
+    return as_strided(cells[first:], [count for _, count in axes], [step for step, _ in axes])
+
+
+def _reachable(cells: np.ndarray, access: Access) -> np.ndarray:
+    """The bytes of a dynamic access: an axis of all places in front; one flat range where that would be far too many."""
+    dynamic = access.dynamic
+    assert dynamic is not None
+    pairs, bound = list(access.pattern), dynamic.bound
+    if dynamic.kind == "vector":
+        pairs = pairs[1:]
+    elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bound is about
+        pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
+    counts = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
+    if bound * counts * access.dtype.nbytes > 4 * len(cells) + 65536:
+        first = access.offset * access.dtype.nbytes
+        if access.partitions is not None:
+            return cells
+        return cells[first:]
+    region = _strided(cells, access, [(dynamic.stride, bound), *pairs])
+    return region if access.partitions is None else np.moveaxis(region, 1, 0)
+
+
+def _elements(region: np.ndarray) -> np.ndarray:
+    """The highest level of each element's bytes (last axis)."""
+    highest = region[..., 0]
+    for byte in range(1, region.shape[-1]):
+        highest = np.maximum(highest, region[..., byte])
+    return highest
+
+
+def _either(levels: np.ndarray) -> np.ndarray:
+    """The join over the first axis."""
+    low, high = levels.min(0), levels.max(0)
+    return np.where(low == high, low, np.where(low >= POISON, np.uint8(POISON), np.uint8(MAYBE)))
+
+
+def _is_disjoint(access: Access) -> bool:
+    """No two elements at one place."""
+    span = 1
+    for step, count in sorted(pair for pair in access.pattern if pair[1] > 1):
+        if step < span:
+            return False
+        span += step * (count - 1)
+    return True
+
+
+def _covers(access: Access) -> bool:
+    """Does a static access reach every byte of its tensor?"""
+    counts = prod(count for _, count in access.pattern)
+    whole = access.partitions is None or access.partitions[1] == access.tensor.partitions
+    return whole and counts * access.dtype.nbytes == access.tensor.row_bytes and _is_disjoint(access)
+
+
+# --- loops ---------------------------------------------------------------------------------------------------------
+
+
+def static_trips(loop: Loop) -> int | None:
+    """How often the body runs, None where a register decides."""
+    if loop.kind != "for" or not all(isinstance(bound, int) for bound in loop.bounds):
+        return None
+    start, stop, step = loop.bounds
+    return len(range(start, stop, step))  # type: ignore[arg-type]
+
+
+def written_tensors(body: tuple[Statement, ...]) -> Iterator[Tensor]:
+    """The tensors that `body` writes, again and again."""
+    for statement in statements(body):
+        if isinstance(statement, Instruction):
+            for name, operand in statement.operands.items():
+                if isinstance(operand, Access) and TABLE[statement.op].operand(name).writes:
+                    yield operand.tensor
+        elif isinstance(statement, Loop) and statement.var is not None:
+            yield statement.var
+
+
+def repeat(trips: int | None, shadows: Iterable[Shadow], run: Callable[[], None]) -> None:
+    """Execute a loop body on levels, `trips` times or any number of times (None), until nothing new can come.
+
+    shadows: those that `run` may change and that outlive a trip.
+    """
+    shadows, followed = list(shadows), 0
+    while trips is None or followed < trips:
+        before = [shadow.copy() for shadow in shadows]
+        run()
+        followed += 1
+        if trips is not None and followed <= PATIENCE:  # known to run: the old state is gone
+            changed = [s for s, old in zip(shadows, before, strict=True) if not np.array_equal(s.cells(), old.cells())]
+        else:
+            changed = [s for s, old in zip(shadows, before, strict=True) if s.join(old)]
+        if not changed:
+            return
+        if followed > 2 * PATIENCE:
+            for shadow in changed:
+                shadow.set(MAYBE)
+
