@@ -30,7 +30,9 @@ from .instructions.vector import KEEP
 from .machine import QUADRANT, MatmulPerfMode, ReduceCmd, Space
 from .table import TABLE, Param
 
-__all__ = ["CLEAN", "MAYBE", "POISON", "RULES", "UNWRITTEN", "Levels", "join", "levels_shape", "shows_old", "spread", "used"]
+__all__ = [
+    "CLEAN", "MAYBE", "POISON", "RULES", "UNWRITTEN", "Levels", "join", "levels_shape", "shows_old", "spread", "used",
+]
 
 CLEAN, MAYBE, POISON, UNWRITTEN = range(4)
 
@@ -103,9 +105,10 @@ def used(instr: Instruction, levels: Levels) -> Levels:
     return RULES[TABLE[instr.op].poison].used(instr, levels)
 
 
-def join(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
+def join(a: np.ndarray | int, b: np.ndarray | int) -> np.ndarray:
     """What is known of elements that have level `a` or level `b`: both alike, or MAYBE. POISON covers UNWRITTEN."""
-    return np.where(a == b, a, np.where(np.minimum(a, b) >= POISON, np.uint8(POISON), np.uint8(MAYBE)))
+    low, high = np.minimum(a, b).astype(np.uint8), np.maximum(a, b)
+    return np.where(low == high, low, np.where(low >= POISON, np.uint8(POISON), np.uint8(MAYBE)))
 
 
 def _highest(*levels: np.ndarray) -> np.ndarray:
@@ -145,8 +148,8 @@ def _matmul_used(instr: Instruction, levels: Levels) -> Levels:
 def _matmul(instr: Instruction, levels: Levels) -> Levels:
     """Each output adds over all partitions of one stationary and one moving column.
 
-    A transpose moves the stationary elements exactly, as long as the identity is one. accumulate None is decided element
-    by element: what no instruction wrote is overwritten.
+    A transpose moves the stationary elements exactly, as long as the identity is one. accumulate None is decided
+    element by element: what no instruction wrote is overwritten.
     """
     stationary, moving = levels["stationary"], levels["moving"]
     if instr.attrs["is_transpose"]:

@@ -14,8 +14,8 @@ __all__ = ["check_gates"]
 def check_gates(module: Module) -> Module:
     """Refuse the call if a gate fails, and name every one that does.
 
-    before:  gate "T % chunk_size == 0" fails (T=100, chunk_size=64)     after:  error E401, actual: T=100, chunk_size=64
-    before:  gate "T % chunk_size == 0" holds (T=128, chunk_size=64)     after:  the same module
+    before:  gate "T % chunk_size == 0" fails (T=100, chunk_size=64)    after:  error E401, actual: T=100, chunk_size=64
+    before:  gate "T % chunk_size == 0" holds (T=128, chunk_size=64)    after:  the same module
     """
     failing = [gate for gate in module.gates if not gate.holds]
     if not failing:

@@ -13,8 +13,8 @@ __all__ = ["check_limits"]
 def check_limits(module: Module) -> Module:
     """Check memories, dtypes, sizes, engines and generations of all instructions, those in loops too.
 
-    before:  nc_matmul dst=%acc stationary=%x moving=%w     (256 partitions)     after:  error E102, limit: partitions <= 128
-    before:  nc_matmul dst=%acc stationary=%x moving=%w     (128 partitions)     after:  the same module
+    before:  memset dst=%t value=0.0    (%t has 256 partitions)    after:  error E102, limit: partitions <= 128
+    before:  memset dst=%t value=0.0    (%t has 128 partitions)    after:  the same module
     """
     for core in module.cores:
         for instr in instructions(core.body):

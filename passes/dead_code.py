@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ..ir.graph import Access, Instruction, Loop, Memory, Module, Operand, Statement, Tensor, View, statements
+from ..ir.graph import Access, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, statements
 from ..ir.machine import ReduceCmd
 from ..ir.table import TABLE
 from .pipeline import register_pass
@@ -25,8 +25,8 @@ def dead_code(module: Module) -> Module:
              memset dst=%b value=1.0
              dma_copy dst=%y src=%b
     """
-    if any(isinstance(operand, Memory) for core in module.cores for operand in _operands(core.body)):
-        return module  # stage bir: allocated and synchronised, nothing may go any more
+    if module.stage is Stage.BIR:
+        return module  # allocated and synchronised: nothing may go any more
     observed = {tensor.name for tensor in (*module.params, *module.shared)}
     cores = []
     for core in module.cores:
@@ -149,7 +149,7 @@ def _operands(body: tuple[Statement, ...]) -> Iterator[Operand | None]:
         elif isinstance(statement, Instruction):
             for operand in statement.operands.values():
                 yield operand
-                if isinstance(operand, (View, Access, Memory)):
+                if isinstance(operand, (View, Access)):
                     yield operand.index
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -71,8 +72,9 @@ class _Resolver:
     def _run(self, body: tuple[Statement, ...]) -> None:
         for statement in body:
             if isinstance(statement, Loop):
-                outer = {t.name: self.shadows[t.name] for t in written_tensors(statement.body) if t.name in self.shadows}
-                repeat(static_trips(statement), outer.values(), lambda loop=statement: self._trip(loop))  # type: ignore[misc]
+                names = {tensor.name for tensor in written_tensors(statement.body)} & self.shadows.keys()
+                outer = [self.shadows[name] for name in sorted(names)]
+                repeat(static_trips(statement), outer, partial(self._trip, statement))
             elif isinstance(statement, Instruction):
                 self._execute(statement)
 
@@ -81,51 +83,49 @@ class _Resolver:
         self._run(loop.body)
 
     def _execute(self, instr: Instruction) -> None:
+        row = TABLE[instr.op]
         for name, operand in instr.operands.items():
-            if not isinstance(operand, Access) or operand.space is not Space.PSUM or not TABLE[instr.op].operand(name).writes:
+            if not isinstance(operand, Access) or operand.space is not Space.PSUM or not row.operand(name).writes:
                 continue
             shadow = self.shadows[operand.tensor.name]
             if "accumulate" not in instr.attrs:
                 shadow.write(operand, OTHER_WROTE)
                 continue
-            old = np.asarray(shadow.read(operand))
+            old = np.broadcast_to(shadow.read(operand), operand.shape)
             if instr.attrs["accumulate"] is None:
                 self._decide(instr, name, old)
             elif instr.attrs["accumulate"] and not instr.attrs.get("is_transpose"):
-                self._check_explicit(instr, name, operand, old)
+                self._check_explicit(instr, name, old)
             shadow.write(operand, MATMUL_WROTE)
 
     def _decide(self, instr: Instruction, name: str, old: np.ndarray) -> None:
         if instr.attrs.get("is_transpose"):  # moves bits, never adds
             self.decided[id(instr)] = False
             return
-        mixed = bool((old == MATMUL_WROTE).any()) and bool((old >= OTHER_WROTE).any())
-        adds = None if mixed else bool((old == MATMUL_WROTE).any())
-        if (old == UNSURE).any() or self.decided.setdefault(id(instr), adds) is not adds:
+        adds, overwrites = bool((old == MATMUL_WROTE).any()), bool((old >= OTHER_WROTE).any())
+        decision = None if adds and overwrites else adds
+        if (old == UNSURE).any() or self.decided.setdefault(id(instr), decision) is not decision:
             raise fail(
                 instr, "E205", name, "overwrites or adds, depending on the trips of a loop",
-                limit="one meaning of accumulate=None in every trip", actual="the first write overwrites, later ones add",
-                hint="create the PSUM tile in the loop body, or pass accumulate=False where a sum starts and True where it "
-                "goes on",
+                limit="one meaning of accumulate=None in every trip",
+                actual="the first write overwrites, later ones add",
+                hint="create the PSUM tile in the loop body, or pass accumulate=False where a sum starts and True "
+                "where it goes on",
             )
 
-    def _check_explicit(self, instr: Instruction, name: str, access: Access, old: np.ndarray) -> None:
+    def _check_explicit(self, instr: Instruction, name: str, old: np.ndarray) -> None:
         """An explicit True adds to what is there, so something defined must be there."""
-        if (unwritten := np.count_nonzero(old == NOBODY_WROTE) * (access_size(access) // max(old.size, 1))):
+        limit = "locations that a matmul wrote before"
+        if nobody := np.count_nonzero(old == NOBODY_WROTE):
             raise fail(
-                instr, "E205", name, f"accumulate=True adds to {unwritten} elements that nothing wrote",
-                limit="locations that a matmul wrote before", actual=f"{unwritten} of {access_size(access)} elements unwritten",
+                instr, "E205", name, "accumulate=True adds to elements that nothing wrote", limit=limit,
+                actual=f"{nobody} of {old.size} elements were never written",
                 hint="pass accumulate=False, or leave it out, for the first matmul of the sum",
             )
-        other = np.count_nonzero(old == OTHER_WROTE) * (access_size(access) // max(old.size, 1))
+        other = np.count_nonzero(old == OTHER_WROTE)
         if other and self.target.version < NCVersion.gen4:
             raise fail(
-                instr, "E205", name, f"accumulate=True adds to {other} elements that memset or a copy wrote: undefined on "
-                f"{self.target}", limit="locations that a matmul wrote before", actual=f"{other} of {access_size(access)} "
-                "elements written by another instruction",
-                hint="start the sum with a matmul (accumulate=False) and add the other term with tensor_tensor afterwards",
+                instr, "E205", name, f"accumulate=True adds to what memset or a copy wrote: undefined on {self.target}",
+                limit=limit, actual=f"{other} of {old.size} elements were written by another instruction",
+                hint="start the sum with a matmul (accumulate=False), and add the other term with tensor_tensor",
             )
-
-
-def access_size(access: Access) -> int:
-    return int(np.prod(access.shape))

@@ -57,22 +57,24 @@ class Shadow:
         other.level, other.origin, other._cells, other._open = self.level, self.origin, self._cells.copy(), self._open
         return other
 
-    def join(self, other: Shadow) -> bool:
-        """Hold what is true of both; tells whether that differs from `other`."""
-        if self.level is not None and self.level == other.level:
-            return False
+    def equals(self, other: Shadow) -> bool:
         if self.level is not None and other.level is not None:
-            self.set(int(join(np.uint8(self.level), other.level)))
-            return self.level != other.level
-        before = other.cells()
-        joined = join(self.cells(), before)
-        self.level, self._cells = None, joined
-        self._count()
+            return self.level == other.level
+        return np.array_equal(self.cells(), other.cells())
+
+    def join(self, other: Shadow) -> None:
+        """Hold what is true of both."""
+        if self.equals(other):
+            return
         self.origin = self.origin or other.origin
-        return not np.array_equal(joined, before)
+        if self.level is not None and other.level is not None:
+            self.level = int(join(self.level, other.level))
+        else:
+            self.level, self._cells = None, join(self.cells(), other.cells())
+            self._count()
 
     def _count(self) -> None:
-        self._open = np.count_nonzero(self._cells)
+        self._open = int(np.count_nonzero(self._cells))
         if not self._open:
             self.set(CLEAN)
 
@@ -100,42 +102,39 @@ class Shadow:
 
     def write(self, access: Access, levels: np.ndarray | int, certain: bool = True) -> None:
         """Give each element its level. Where the address is dynamic, or the write not certain, the old one may stay."""
-        if isinstance(levels, np.ndarray) and not levels.ndim:
-            levels = int(levels)
+        levels = _one_number(levels)
         if access.dynamic is not None:
             self._write_somewhere(access, levels if isinstance(levels, int) else int(_either(levels.ravel())))
         elif certain:
             self._write(access, levels)
-        elif not isinstance(levels, int) or levels != self.level:
-            old = self.read(access)
-            self._write(access, join(np.broadcast_to(np.uint8(old), access.shape), np.reshape(levels, access.shape)
-                                     if isinstance(levels, np.ndarray) else levels))
+        else:
+            self._write(access, _one_number(join(self.read(access), _shaped(levels, access.shape))))
 
     def _write(self, access: Access, levels: np.ndarray | int) -> None:
         if isinstance(levels, int) and (levels == self.level or _covers(access)):
             self.set(levels)
             return
         if not _is_disjoint(access):  # several elements at one place: the worst of them
-            levels = levels if isinstance(levels, int) else int(levels.max())
+            levels = int(np.max(levels))
         region = self._writable(access)
-        before = np.count_nonzero(region)
-        region[...] = levels if isinstance(levels, int) else levels.reshape(region.shape[:-1])[..., None]
+        before = int(np.count_nonzero(region))
+        region[...] = _shaped(levels, (*access.shape, 1))
         if _is_disjoint(access):
-            self._open += np.count_nonzero(region) - before
+            self._open += int(np.count_nonzero(region)) - before
             if not self._open:
                 self.set(CLEAN)
         else:
             self._count()
 
     def _write_somewhere(self, access: Access, level: int) -> None:
-        if self.level is not None and int(join(np.uint8(self.level), level)) == self.level:
+        if self.level is not None and join(self.level, level) == self.level:
             return
         if self.level is not None:
             self._cells, self.level = self.cells(), None
         region = _reachable(self._cells, access)
         region[...] = join(region, level)
         self._count()
-        if self.level is None and self._cells[0] == MAYBE and (self._cells == MAYBE).all():
+        if self.level is None and _one_number(self._cells) == MAYBE:
             self.set(MAYBE)
 
     def _writable(self, access: Access) -> np.ndarray:
@@ -143,6 +142,18 @@ class Shadow:
             self._open = self.nbytes if self.level else 0
             self._cells, self.level = self.cells(), None
         return _view(self._cells, access)
+
+
+def _one_number(levels: np.ndarray | int) -> np.ndarray | int:
+    """The level as a number where all elements have the same."""
+    if isinstance(levels, int):
+        return levels
+    first = levels.flat[0]
+    return int(first) if (levels == first).all() else levels
+
+
+def _shaped(levels: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray | int:
+    return levels if isinstance(levels, int) else levels.reshape(shape)
 
 
 def _view(cells: np.ndarray, access: Access) -> np.ndarray:
@@ -164,7 +175,7 @@ def _strided(cells: np.ndarray, access: Access, pairs: list[tuple[int, int]]) ->
 
 
 def _reachable(cells: np.ndarray, access: Access) -> np.ndarray:
-    """The bytes of a dynamic access: an axis of all places in front; one flat range where that would be far too many."""
+    """The bytes of a dynamic access: an axis of all places in front; a flat range where that would be far too many."""
     dynamic = access.dynamic
     assert dynamic is not None
     pairs, bound = list(access.pattern), dynamic.bound
@@ -245,10 +256,10 @@ def repeat(trips: int | None, shadows: Iterable[Shadow], run: Callable[[], None]
         before = [shadow.copy() for shadow in shadows]
         run()
         followed += 1
-        if trips is not None and followed <= PATIENCE:  # known to run: the old state is gone
-            changed = [s for s, old in zip(shadows, before, strict=True) if not np.array_equal(s.cells(), old.cells())]
-        else:
-            changed = [s for s, old in zip(shadows, before, strict=True) if s.join(old)]
+        if trips is None or followed > PATIENCE:  # this trip may have been the last or not
+            for shadow, old in zip(shadows, before, strict=True):
+                shadow.join(old)
+        changed = [shadow for shadow, old in zip(shadows, before, strict=True) if not shadow.equals(old)]
         if not changed:
             return
         if followed > 2 * PATIENCE:
