@@ -1,11 +1,20 @@
 """One pass a file, plain functions Module -> Module. Importing this package registers them all; see pipeline.py."""
 
 from . import (
-    allocate, assign_engines, check_gates, check_limits, check_races, dead_code, fold_layouts, lower, resolve_accumulation,
+    allocate,
+    assign_engines,
+    check_gates,
+    check_initialised,
+    check_limits,
+    check_races,
+    dead_code,
+    fold_layouts,
+    lower,
+    resolve_accumulation,
     synchronise,
 )
 
 __all__ = [
-    "allocate", "assign_engines", "check_gates", "check_limits", "check_races", "dead_code", "fold_layouts", "lower",
-    "resolve_accumulation", "synchronise",
+    "allocate", "assign_engines", "check_gates", "check_initialised", "check_limits", "check_races",
+    "dead_code", "fold_layouts", "lower", "resolve_accumulation", "synchronise",
 ]
