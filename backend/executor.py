@@ -15,6 +15,7 @@ from ..ir.dtypes import numpy_dtype
 from ..ir.errors import KernelError
 from ..ir.graph import Tensor, View
 from .memory import HbmBuffer
+from .numerics import silent
 from .plan import Meeting, Plan, Program
 
 __all__ = ["run"]
@@ -33,7 +34,7 @@ def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         rebind.bind()
     for start, live in plan.coverage.values():
         live[...] = start
-    with np.errstate(all="ignore"):  # NaN and infinities are values of the machine, not mistakes
+    with silent():
         _run_cores(plan)
     for name, (_, live) in plan.coverage.items():
         _require_written(plan.outputs[name].tensor, live)

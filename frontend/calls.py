@@ -56,7 +56,7 @@ def _signature(row: Row) -> inspect.Signature:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = []
     optional = False
-    for param in row.params:
+    for param in _public(row):
         default = _default(param)
         # Some public signatures have a required parameter behind optional ones (tensor_scalar, activation): the
         # parameters behind an optional one get a default that is refused later.
@@ -65,6 +65,10 @@ def _signature(row: Row) -> inspect.Signature:
             default = REQUIRED
         parameters.append(inspect.Parameter(param.name, kind, default=default))
     return inspect.Signature([*parameters, inspect.Parameter("name", kind, default=None)])
+
+
+def _public(row: Row) -> list[Param | Attr]:
+    return [param for param in row.params if not (isinstance(param, Attr) and param.internal)]
 
 
 def _default(param: Param | Attr) -> Any:
@@ -121,7 +125,7 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
         operands: dict[str, Operand] = {}
         attrs: dict[str, Any] = {}
         chosen: Engine | None = None
-        for param in row.params:
+        for param in _public(row):
             value = arguments[param.name]
             if isinstance(param, Param):
                 operand = _operand(row, param, value)
@@ -132,6 +136,7 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
                 chosen = None if decoded is Engine.unknown else decoded
             else:
                 attrs[param.name] = _attribute(row, param, value)
+        attrs |= {attr.name: attr.default for attr in row.attrs if attr.internal}
         if row.canonical is not None:
             attrs = row.canonical(operands, attrs)
         label = arguments["name"] or None

@@ -46,11 +46,13 @@ class Param:
 
     spaces:     memories it may be in.
     dims:       "K M": names of the partition dimension and of the flattened free elements, solved over all operands;
-                "P 1": exactly one element a partition; "P *": each dimension means something, never merged by folding.
+                "P 1": exactly one element a partition; "K 2M": twice M of them; "P *": each dimension means something,
+                never merged by folding.
                 In HBM the names count from dimension 0. "" where the instruction pairs elements in its own way.
     dtypes:     names of the dtypes it may have.
     immediate:  a Python number may stand in its place. optional: may be None.
     whole_rule: the start-partition rule of compute engines holds for it.
+    dims_if:    (attribute, value, dims): other dims where the attribute has that value.
     """
 
     name: str
@@ -63,6 +65,13 @@ class Param:
     default: Any = None
     whole_rule: bool = True
     doc: str = ""
+    dims_if: tuple[str, Any, str] | None = None
+
+    def dims_for(self, attrs: Mapping[str, Any]) -> str:
+        """The dims that hold with these attributes."""
+        if self.dims_if is not None and attrs.get(self.dims_if[0]) == self.dims_if[1]:
+            return self.dims_if[2]
+        return self.dims
 
     @property
     def reads(self) -> bool:
@@ -98,6 +107,7 @@ class Attr:
     """A compile-time attribute.
 
     type: bool, int, float (takes ints too), str, tuple, an Enum class, or "alu" / "activation" for an operator's name.
+    internal: set by a pass, no argument of the nisa function.
     """
 
     name: str
@@ -105,6 +115,7 @@ class Attr:
     default: Any = REQUIRED
     optional: bool = False
     doc: str = ""
+    internal: bool = False
 
     @property
     def required(self) -> bool:
@@ -389,7 +400,13 @@ def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
         operand = instr.operands.get(param.name)
         if operand is None or isinstance(operand, (int, float)):
             continue
-        for dim, size in _sizes(param, operand):
+        for dim, size in _sizes(param, operand, instr.attrs):
+            if dim[0].isdigit() and not dim.isdigit():
+                factor, dim = int(dim[0]), dim[1:]
+                if size % factor:
+                    raise fail(instr, "E104", param.name, f"{size} elements a partition", limit=f"a multiple of {factor}",
+                               actual=size)
+                size //= factor
             if dim.isdigit():
                 if size != int(dim):
                     raise fail(instr, "E104", param.name, f"{size} elements a partition", limit=f"exactly {dim}",
@@ -410,8 +427,8 @@ def _dim_text(param: Param, dim: str) -> str:
     return "partitions" if param.dims.split()[0] == dim else "elements a partition"
 
 
-def _sizes(param: Param, operand: Any) -> list[tuple[str, int]]:
-    names = param.dims.split()
+def _sizes(param: Param, operand: Any, attrs: Mapping[str, Any]) -> list[tuple[str, int]]:
+    names = param.dims_for(attrs).split()
     if not names:
         return []
     shape = operand.shape

@@ -303,7 +303,7 @@ def test_scalar_offset_into_a_row():
 
 def test_scalar_offset_onto_rows_checks_each_row():
     layout = STEPS["ap"](ROWS, [[4, 3], [1, 4]], 2 * 4, scalar_offset=REGISTER, indirect_dim=0)
-    assert layout.dynamic == DynamicOffset("scalar", REGISTER, stride=4, bound=8, walk=1)
+    assert layout.dynamic == DynamicOffset("scalar", REGISTER, stride=4, bound=8, walk=1, first=-2)
     same(layout, storage(ROWS)[7:10], 5)
     later = do(layout, ("slice", 0, 1, 3))
     assert (later.dynamic.bound, later.dynamic.walk) == (7, 1)

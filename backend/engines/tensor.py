@@ -3,6 +3,10 @@
 The product and the accumulation are float32. In which order the array adds over the partitions is unpublished; the
 model uses NumPy's matrix product, then one addition to the old contents of PSUM. Tiling of the array and the `onezero`
 hints change the time and not the result.
+
+A transpose moves the bits of the stationary operand, NaN included. Model: what happens with another moving matrix than
+the identity is unspecified, so its contents are not read; 8-bit results are stored as 8-bit elements (the Trainium2
+guide describes 16-bit slots whose upper byte is zero).
 """
 
 from __future__ import annotations
@@ -19,14 +23,10 @@ from ..semantics import BoundOp, Run, semantics
 
 @semantics("nc_matmul")
 def nc_matmul(op: BoundOp) -> Run:
-    """accumulate False overwrites dst, True adds to it.
-
-    None is a plan's "mixed": run takes one more array `written`, a boolean view of dst's shape. Where it is False the
-    product overwrites, where it is True it adds; afterwards all of it is True.
-    """
+    """accumulate False overwrites dst, True adds to it; None does either, column by column, as `overwrites` says."""
     accumulate = op.attrs["accumulate"]
     if op.attrs["is_transpose"]:
-        return _transpose(op, accumulate is None)
+        return lambda dst, stationary, moving: put(dst, stationary.T)
     product = _product(op)
     up, down = load(op.dtype("dst")), store(op.dtype("dst"))
 
@@ -38,13 +38,27 @@ def nc_matmul(op: BoundOp) -> Run:
         total += up(dst)
         down(dst, total)
 
-    def mixed(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: np.ndarray) -> None:
-        total = product(stationary, moving).reshape(dst.shape)
-        np.add(total, up(dst), out=total, where=written)
+    def mixed(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
+        total = product(stationary, moving)
+        np.add(total, up(dst).reshape(total.shape), out=total, where=adds)
         down(dst, total)
-        written[...] = True
 
-    return mixed if accumulate is None else add if accumulate else overwrite
+    if accumulate is None:
+        adds = _adding_columns(op)
+        return mixed
+    return add if accumulate else overwrite
+
+
+def _adding_columns(op: BoundOp) -> np.ndarray:
+    """bool[N]: which columns of dst add to what is there."""
+    runs = op.attrs["overwrites"]
+    if not runs:
+        raise fail(op.instr, "E205", "accumulate", "None is not resolved", limit="true, false, or overwrites=[[first, count], ...]",
+                   hint="run the pass resolve-accumulation")
+    adds = np.ones(int(np.prod(op.shape("dst")[1:])), bool)
+    for first, count in runs:
+        adds[first : first + count] = False
+    return adds
 
 
 def _product(op: BoundOp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -59,22 +73,3 @@ def _product(op: BoundOp) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         return up_stationary(stationary).reshape(rows, -1).T @ up_moving(moving).reshape(rows, -1)
 
     return double_row
-
-
-def _transpose(op: BoundOp, mixed: bool) -> Run:
-    """Moves the bits of the stationary operand, NaN included; the moving one is an identity and takes no part.
-
-    Model: what happens with another moving matrix is unspecified, so its contents are not read. 8-bit results are
-    stored as 8-bit elements (the Trainium2 guide describes 16-bit slots whose upper byte is zero).
-    """
-    rows, columns = op.shape("stationary")[0], int(np.prod(op.shape("moving")[1:]))
-    if rows != columns:
-        raise fail(op.instr, "E104", "moving", f"{rows} x {columns} for a transpose", limit="a square identity matrix",
-                   actual=f"{rows} x {columns}", hint=f"pass the {rows} x {rows} identity as moving")
-
-    def run(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray, written: np.ndarray | None = None) -> None:
-        put(dst, stationary.T)
-        if written is not None:
-            written[...] = True
-
-    return run

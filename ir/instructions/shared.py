@@ -49,7 +49,7 @@ def _op_kinds_match(instr: Instruction, target: Target, dims: dict[str, int]) ->
                    actual=" and ".join(str(op) for _, op in ops), hint="use two instructions")
     if any(bitvec):
         for name, operand in instr.operands.items():
-            legal = dtype_of(instr, name) in INTS if not isinstance(operand, (int, float)) else isinstance(operand, int)
+            legal = dtype_of(instr, name) in INTS if not isinstance(operand, (int, float)) else int(operand) == operand
             if not legal:
                 raise fail(instr, "E103", name, f"{ops[0][1]} works on integer bits", limit="an integer dtype",
                            actual=str(dtype_of(instr, name) or operand), hint="view() the tile as an integer dtype")
@@ -142,6 +142,9 @@ def _one_port(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
 
 def _tensor_tensor_ops(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     check_alu(instr, target, "op", kinds=(OpKind.BITVEC, OpKind.ARITH))
+    if ALU[instr.attrs["op"]].arity != 2:
+        raise fail(instr, "E105", "op", f"{instr.attrs['op']} takes one input", limit="a binary operator",
+                   actual=instr.attrs["op"], hint="use tensor_scalar")
     if instr.attrs["op"] == "power" and (in_psum(instr) or instr.engine is Engine.vector):
         raise fail(instr, "E106", "op", "power runs on GpSimd alone", limit="tiles in SBUF, engine gpsimd or unknown",
                    actual=str(instr.engine), hint="use exp(y * log(x)) on the Scalar engine")
@@ -268,7 +271,7 @@ instruction(
 
 
 def _transpose_engine(instr: Instruction, target: Target) -> Engine:
-    """Documented two ways (by shape, by destination). Model: PSUM to or from decides, see the table of the sheet."""
+    """Documented two ways (by shape, by destination). Model: the Tensor engine where it can (SBUF to PSUM), else Vector."""
     if in_psum(instr, "dst") and not in_psum(instr, "data"):
         return Engine.tensor
     return Engine.vector

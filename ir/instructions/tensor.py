@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..graph import Access, Instruction, Memory
+from ..graph import Access, Instruction, Memory, View
 from ..machine import Engine, MatmulPerfMode, NCVersion, Target
 from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction
 
@@ -92,6 +92,13 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
                    actual=position[1])
 
 
+def _identity(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The moving operand of a transpose is the square identity of the contraction."""
+    if instr.attrs["is_transpose"] and dims["K"] != dims["N"]:
+        raise fail(instr, "E104", "moving", f"{dims['K']} x {dims['N']} for a transpose", limit="a square identity matrix",
+                   actual=f"{dims['K']} x {dims['N']}", hint=f"pass the {dims['K']} x {dims['K']} identity as moving")
+
+
 def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     if instr.attrs["perf_mode"] is not MatmulPerfMode.double_row:
         return
@@ -99,8 +106,10 @@ def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> Non
         if dtype_of(instr, name) not in _FP8:
             raise fail(instr, "E103", name, f"dtype {dtype_of(instr, name)} with double_row", limit="an fp8 dtype",
                        actual=str(dtype_of(instr, name)))
-        shape = instr.operands[name].shape  # type: ignore[union-attr]
-        if len(shape) != 3 or shape[1] != 2:
+        operand = instr.operands[name]
+        shape = operand.shape  # type: ignore[union-attr]
+        # Folding merges the two rows with the columns; the author's view shows them.
+        if isinstance(operand, View) and (len(shape) != 3 or shape[1] != 2):
             raise fail(instr, "E104", name, f"shape {shape} with double_row", limit="[K, 2, free]", actual=shape)
     if instr.attrs["is_transpose"] or instr.attrs["tile_size"]:
         raise fail(instr, "E105", "perf_mode", "double_row with a transpose or tiling", limit="a plain matmul")
@@ -121,8 +130,8 @@ instruction(
     "dst[M,N] = stationary[K,M].T @ moving[K,N], accumulated in float32; contraction over the partitions.",
     (
         ReadWrite("dst", PSUM, dims="M N", dtypes=_MATMUL_OUT),
-        Read("stationary", SBUF, dims="K M", dtypes=_MATMUL_IN),
-        Read("moving", SBUF, dims="K N", dtypes=_MATMUL_IN),
+        Read("stationary", SBUF, dims="K M", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2M")),
+        Read("moving", SBUF, dims="K N", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2N")),
         Attr("is_stationary_onezero", bool, False, doc="hint: float32 operand of zeros and ones, twice as fast"),
         Attr("is_moving_onezero", bool, False, doc="hint, as is_stationary_onezero"),
         Attr("is_transpose", bool, False, doc="moving is an identity; dst = stationary.T, bit-exact"),
@@ -130,10 +139,12 @@ instruction(
         Attr("tile_position", tuple, (), doc="(row, column) of the array tile"),
         Attr("tile_size", tuple, (), doc="(rows, columns) of the array tile"),
         Attr("perf_mode", MatmulPerfMode, MatmulPerfMode.none),
+        Attr("overwrites", tuple, (), internal=True,
+             doc="[first, count] runs of dst's columns to overwrite where accumulate=None adds to the others"),
     ),
     engines=(Engine.tensor,),
     limits={"K": 128, "M": 128, "N": {NCVersion.gen3: 512, NCVersion.gen4: 8192}},
-    checks=(_dtypes, _one_bank, _tiling, _double_row),
+    checks=(_dtypes, _one_bank, _tiling, _identity, _double_row),
     cycles=_cycles,
     poison="matmul",
     formula="dst[m,n] (+)= sum_k stationary[k,m] * moving[k,n]",

@@ -93,6 +93,19 @@ def _mask(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     if wrong:
         raise fail(instr, "E105", "shuffle_mask", f"entry {wrong[0]}", limit="0..31, or 255 to keep the row", actual=wrong[0])
     same_dtype(instr, "dst", "src")
+    _source_rows(instr, mask, dims)
+
+
+def _source_rows(instr: Instruction, mask: tuple[int, ...], dims: dict[str, int]) -> None:
+    """Every row that the mask names for a row of dst is in the src view (what is read else is unspecified)."""
+    for row in range(dims["Q"]):
+        entry = mask[row % QUADRANT]
+        named = row - row % QUADRANT + entry
+        # A source of one quadrant or less serves every quadrant of dst only through the rows that it has.
+        if entry != KEEP and named >= dims["P"]:
+            raise fail(instr, "E105", "shuffle_mask", f"row {row} takes row {named}, src has {dims['P']}",
+                       limit=f"source rows below {dims['P']}", actual=named,
+                       hint="pass a src view that holds the row, or shuffle quadrant by quadrant")
 
 
 def _active_partitions(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
