@@ -21,4 +21,16 @@ for _module in (isa, language, typing):
 
 __version__ = "0.1.0"
 
-__all__ = ["Gate", "Kernel", "KernelError", "dtype", "gates", "isa", "jit", "kernel_assert", "language", "simulate", "typing"]
+__all__ = [
+    "Gate",
+    "Kernel",
+    "KernelError",
+    "dtype",
+    "gates",
+    "isa",
+    "jit",
+    "kernel_assert",
+    "language",
+    "simulate",
+    "typing",
+]

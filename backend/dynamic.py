@@ -23,8 +23,15 @@ class DynamicOperand:
     """
 
     def __init__(
-        self, instr: Instruction, name: str, memory: Memory, base: Callable[[], np.ndarray], byte: int,
-        index: Callable[[], np.ndarray], shape: tuple[int, ...], what: str,
+        self,
+        instr: Instruction,
+        name: str,
+        memory: Memory,
+        base: Callable[[], np.ndarray],
+        byte: int,
+        index: Callable[[], np.ndarray],
+        shape: tuple[int, ...],
+        what: str,
     ) -> None:
         assert memory.dynamic is not None
         self.instr, self.name, self.memory, self.dynamic = instr, name, memory, memory.dynamic
@@ -58,8 +65,11 @@ class DynamicOperand:
             return legal
         row = int(np.argmin(legal))
         raise KernelError(
-            "E308", f"{self.instr.op} `{self.name}`: index {int(places[row])}{f' of row {row}' if self.rows > 1 else ''} is "
-            f"outside {self.what}", loc=self.instr.loc, limit=f"{self.dynamic.first} <= index < {self.dynamic.bound}",
+            "E308",
+            f"{self.instr.op} `{self.name}`: index {int(places[row])}{f' of row {row}' if self.rows > 1 else ''} is "
+            f"outside {self.what}",
+            loc=self.instr.loc,
+            limit=f"{self.dynamic.first} <= index < {self.dynamic.bound}",
             actual=int(places[row]),
             hint="clamp the index; a DMA can also leave such rows out with oob_mode=nisa.oob_mode.skip",
         )
@@ -107,7 +117,9 @@ class DynamicOperand:
 
 
 def row_step(
-    run: Callable[..., None], static: dict[str, Callable[[], np.ndarray]], moving: dict[str, DynamicOperand],
+    run: Callable[..., None],
+    static: dict[str, Callable[[], np.ndarray]],
+    moving: dict[str, DynamicOperand],
     axes: tuple[int, ...] | None,
 ) -> Callable[[], None]:
     """The step of a DMA that gathers, scatters or skips rows.
@@ -131,8 +143,12 @@ def row_step(
             moved = np.empty(target.shape, target.dtype)
             run(dst=moved, src=source)
             if not rows.all():
-                mask = np.broadcast_to(rows.reshape(-1, *[1] * (source.ndim - 1)) if source.ndim > 1 else
-                                       np.repeat(rows, source.size // rows.size), source.shape)
+                mask = np.broadcast_to(
+                    rows.reshape(-1, *[1] * (source.ndim - 1))
+                    if source.ndim > 1
+                    else np.repeat(rows, source.size // rows.size),
+                    source.shape,
+                )
                 moved = np.where((mask if axes is None else mask.transpose(axes)).reshape(target.shape), moved, target)
             target[...] = moved
             return

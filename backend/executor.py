@@ -50,15 +50,29 @@ def _bind_params(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[tuple[str
     for name, buffer in plan.params.items():
         tensor = buffer.tensor
         array = arrays.get(name)
-        if array is None or array.shape != tensor.shape or array.dtype != numpy_dtype(tensor.dtype) and (
-            array.dtype != tensor.dtype.storage
+        if (
+            array is None
+            or array.shape != tensor.shape
+            or (array.dtype != numpy_dtype(tensor.dtype) and (array.dtype != tensor.dtype.storage))
         ):
             found = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise KernelError("E701", f"argument {name}: {found}", loc=tensor.loc, operand=tensor, limit=tensor.type_text,
-                              actual=found, hint="a plan runs on arrays of the shapes and dtypes it was compiled for")
+            raise KernelError(
+                "E701",
+                f"argument {name}: {found}",
+                loc=tensor.loc,
+                operand=tensor,
+                limit=tensor.type_text,
+                actual=found,
+                hint="a plan runs on arrays of the shapes and dtypes it was compiled for",
+            )
         if name in plan.written_params and not array.flags.writeable:
-            raise KernelError("E701", f"argument {name} is read-only, and the kernel writes it", operand=tensor,
-                              limit="a writeable array", hint="pass a copy")
+            raise KernelError(
+                "E701",
+                f"argument {name} is read-only, and the kernel writes it",
+                operand=tensor,
+                limit="a writeable array",
+                hint="pass a copy",
+            )
         if not array.flags.c_contiguous:
             copy = np.ascontiguousarray(array)
             copies.append((name, array, copy))
@@ -75,8 +89,13 @@ def _result(plan: Plan, view: View, arrays: Mapping[str, np.ndarray]) -> np.ndar
     assert buffer is not None and buffer.bytes is not None
     layout = view.layout
     size = layout.dtype.nbytes
-    return np.ndarray(layout.shape, numpy_dtype(layout.dtype), buffer.bytes, layout.offset * size,
-                      tuple(stride * size for stride in layout.strides))
+    return np.ndarray(
+        layout.shape,
+        numpy_dtype(layout.dtype),
+        buffer.bytes,
+        layout.offset * size,
+        tuple(stride * size for stride in layout.strides),
+    )
 
 
 def _require_written(tensor: Tensor, written: np.ndarray) -> None:
@@ -86,8 +105,12 @@ def _require_written(tensor: Tensor, written: np.ndarray) -> None:
     missing = int(elements.size - elements.sum())
     first = tuple(int(i) for i in np.unravel_index(int(np.argmin(elements)), tensor.shape))
     raise KernelError(
-        "E501", f"output %{tensor.name}: {missing} of {elements.size} elements were never written", loc=tensor.loc,
-        operand=tensor, limit="every element of an output is written", actual=f"the first is {list(first)}",
+        "E501",
+        f"output %{tensor.name}: {missing} of {elements.size} elements were never written",
+        loc=tensor.loc,
+        operand=tensor,
+        limit="every element of an output is written",
+        actual=f"the first is {list(first)}",
         hint="fill the output before writing to dynamic places in it",
     )
 
@@ -160,9 +183,9 @@ class _Exchange:
     def _transfer(one: Meeting, other: Meeting) -> None:
         if one.src is None or other.src is None or one.dst is None or other.dst is None:
             return
-        from_one, from_other = one.src().copy(), other.src().copy()
-        one.dst()[...] = from_other.reshape(one.dst().shape)
-        other.dst()[...] = from_one.reshape(other.dst().shape)
+        from_one, from_other = one.src.copy(), other.src.copy()
+        one.dst[...] = from_other.reshape(one.dst.shape)
+        other.dst[...] = from_one.reshape(other.dst.shape)
 
 
 def _deadlock(waiting: dict[int, Meeting], cores: int) -> KernelError:
@@ -171,8 +194,16 @@ def _deadlock(waiting: dict[int, Meeting], cores: int) -> KernelError:
     for number in range(cores):
         if number in waiting:
             key, loc = waiting[number].key, waiting[number].instr.loc
-            notes.append(f"core {number} waits at {' of pipe '.join(map(str, key))}" + (f" ({loc.short})" if loc else ""))
+            notes.append(
+                f"core {number} waits at {' of pipe '.join(map(str, key))}" + (f" ({loc.short})" if loc else "")
+            )
         else:
             notes.append(f"core {number} has ended")
-    return KernelError("E503", f"deadlock: core {core} waits for a core that never comes", loc=meeting.instr.loc, notes=tuple(notes),
-                       limit="both cores meet equally often, in the same order", hint="give both cores the same control flow")
+    return KernelError(
+        "E503",
+        f"deadlock: core {core} waits for a core that never comes",
+        loc=meeting.instr.loc,
+        notes=tuple(notes),
+        limit="both cores meet equally often, in the same order",
+        hint="give both cores the same control flow",
+    )

@@ -50,8 +50,13 @@ class HbmMap:
     def at(self, byte: int, loc: Loc | None) -> HbmBuffer:
         position = bisect_right(self._starts, byte) - 1
         if position < 0 or byte >= self._starts[position] + self.buffers[position].tensor.row_bytes:
-            raise KernelError("E201", f"HBM address 0x{byte:04x} belongs to no tensor", loc=loc, actual=hex(byte),
-                              limit="an address inside a declared tensor")
+            raise KernelError(
+                "E201",
+                f"HBM address 0x{byte:04x} belongs to no tensor",
+                loc=loc,
+                actual=hex(byte),
+                limit="an address inside a declared tensor",
+            )
         return self.buffers[position]
 
 

@@ -79,6 +79,11 @@ def _stuck(heads: dict[str, Instruction], counters: Counter[tuple[str, str]]) ->
         f" before {head.op}" + (f" ({head.loc.short})" if head.loc else "")
         for queue, head in heads.items()
     )
-    return KernelError("E504", f"deadlock: queue {name} and {len(heads) - 1} more wait for each other", loc=instr.loc, notes=notes,
-                       limit="every wait is met by a signal that can happen before it",
-                       hint="a semaphore wait is missing its signal, or two queues wait in a circle")
+    return KernelError(
+        "E504",
+        f"deadlock: queue {name} and {len(heads) - 1} more wait for each other",
+        loc=instr.loc,
+        notes=notes,
+        limit="every wait is met by a signal that can happen before it",
+        hint="a semaphore wait is missing its signal, or two queues wait in a circle",
+    )

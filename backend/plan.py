@@ -32,13 +32,13 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A point where a core meets the other. src and dst give the arrays of an exchange, None for a barrier."""
+    """A point where a core meets the other. src and dst are the tiles of an exchange, None for a barrier."""
 
     kind: str  # "post" or "complete"
     key: tuple
     instr: Instruction
-    src: Callable[[], np.ndarray] | None = None
-    dst: Callable[[], np.ndarray] | None = None
+    src: np.ndarray | None = None
+    dst: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,12 @@ def build(module: Module, shuffle: int | None = None) -> Plan:
     raises: KernelError E603 for another stage, E504 where semaphores deadlock.
     """
     if module.stage is not Stage.BIR:
-        raise KernelError("E603", f"a module of stage {module.stage} cannot run", limit="stage bir",
-                          hint="lower it first: the pipelines TO_PENGUIN and TO_BIR")
+        raise KernelError(
+            "E603",
+            f"a module of stage {module.stage} cannot run",
+            limit="stage bir",
+            hint="lower it first: the pipelines TO_PENGUIN and TO_BIR",
+        )
     return _Builder(module, None if shuffle is None else Random(shuffle)).plan()
 
 
@@ -126,7 +130,9 @@ class _Builder:
         buffers = [b for m in (self.shared, *(memory.private for memory in self.memories)) for b in m.buffers]
         written = {
             self.buffer(memory, core.number).tensor.name
-            for core in self.module.cores for instr in instructions(core.body) for memory in _writes(instr)
+            for core in self.module.cores
+            for instr in instructions(core.body)
+            for memory in _writes(instr)
             if memory.space.is_hbm
         }
         return Plan(
@@ -170,7 +176,9 @@ class _Builder:
         bounds = tuple(self.register_value(bound, core) for bound in loop.bounds)
         variable = None
         if loop.var is not None:
-            register = Memory(Space.REGISTER, None, loop.var.address.byte if loop.var.address else 0, loop.var.dtype, ((1, 1),))
+            register = Memory(
+                Space.REGISTER, None, loop.var.address.byte if loop.var.address else 0, loop.var.dtype, ((1, 1),)
+            )
             view = self.static_view(register, core)
             assert isinstance(view, np.ndarray)
             variable = partial(view.__setitem__, 0)
@@ -188,9 +196,9 @@ class _Builder:
         instr = event.instr
         if instr.op == "core_barrier":
             return Meeting(event.kind, ("core_barrier",), instr)
-        arrays = {name: self.static_view(instr.operands[name], core) for name in ("src", "dst")}  # type: ignore[arg-type]
-        key = ("sendrecv", instr.attrs["pipe_id"])
-        return Meeting(event.kind, key, instr, lambda: arrays["src"], lambda: arrays["dst"])  # type: ignore[return-value]
+        src, dst = (self.static_view(instr.operands[name], core) for name in ("src", "dst"))
+        assert isinstance(src, np.ndarray) and isinstance(dst, np.ndarray), "sendrecv moves tiles of SBUF"
+        return Meeting(event.kind, ("sendrecv", instr.attrs["pipe_id"]), instr, src, dst)
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -217,8 +225,12 @@ class _Builder:
         return _with_marks(step, marks) if marks else step
 
     def assemble(
-        self, instr: Instruction, run: Callable[..., None], static: dict[str, np.ndarray],
-        late: dict[str, Callable[[], np.ndarray]], moving: dict[str, DynamicOperand],
+        self,
+        instr: Instruction,
+        run: Callable[..., None],
+        static: dict[str, np.ndarray],
+        late: dict[str, Callable[[], np.ndarray]],
+        moving: dict[str, DynamicOperand],
     ) -> Step:
         if any(operand.needs_rows for operand in moving.values()):
             fetch = {name: partial(_itself, array) for name, array in static.items()} | late
@@ -250,10 +262,20 @@ class _Builder:
         shape = read_shape(memory, param.keeps_dims, param.dims == "")
         if memory.space.is_hbm:
             buffer = self.buffer(memory, core.number)
-            return DynamicOperand(instr, param.name, memory, lambda: buffer.bytes, memory.byte - buffer.start,  # type: ignore[arg-type, return-value]
-                                  lambda: index, shape, f"%{buffer.tensor.name}")
+            return DynamicOperand(
+                instr,
+                param.name,
+                memory,
+                lambda: buffer.bytes,
+                memory.byte - buffer.start,  # type: ignore[arg-type, return-value]
+                lambda: index,
+                shape,
+                f"%{buffer.tensor.name}",
+            )
         chip = self.memories[core.number].chip(memory.space)
-        return DynamicOperand(instr, param.name, memory, lambda: chip, memory.byte, lambda: index, shape, str(memory.space))
+        return DynamicOperand(
+            instr, param.name, memory, lambda: chip, memory.byte, lambda: index, shape, str(memory.space)
+        )
 
     def static_view(self, memory: Operand, core: Core) -> np.ndarray | _Rebind:
         assert isinstance(memory, Memory)
@@ -280,7 +302,11 @@ class _Builder:
             for statement in core.body:
                 for instr in statement.body if isinstance(statement, Queue) else ():
                     for memory in _writes(instr):
-                        if memory.dynamic is None and memory.space.is_hbm and self.buffer(memory, core.number) is buffer:
+                        if (
+                            memory.dynamic is None
+                            and memory.space.is_hbm
+                            and self.buffer(memory, core.number) is buffer
+                        ):
                             _byte_view(written, memory, memory.byte - buffer.start)[...] = True
         return written
 

@@ -47,7 +47,9 @@ class NkiInstruction:
             if not isinstance(producer, NkiInstruction):
                 raise author_error("E105", f"depends_on: {producer!r}", limit="what a nisa call returned")
             if not (producer._depth == self._depth == self._tracer.depth):
-                raise author_error("E802", "depends_on across the border of a dynamic loop", limit="both in one loop body")
+                raise author_error(
+                    "E802", "depends_on across the border of a dynamic loop", limit="both in one loop body"
+                )
             self._tracer.order(self._index, producer._index)
         return self
 
@@ -74,7 +76,9 @@ def _public(row: Row) -> list[Param | Attr]:
 def _default(param: Param | Attr) -> Any:
     if isinstance(param, Param):
         return param.default if param.optional else inspect.Parameter.empty
-    return inspect.Parameter.empty if param.required and not param.optional else None if param.required else param.default
+    return (
+        inspect.Parameter.empty if param.required and not param.optional else None if param.required else param.default
+    )
 
 
 def _bind(row: Row, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +89,9 @@ def _bind(row: Row, signature: inspect.Signature, args: tuple, kwargs: dict[str,
             return _bind(row, signature, args, {key: value for key, value in kwargs.items() if key != "dtype"})
         close = get_close_matches(stale, names, 1)
         hint = _REMOVED.get(stale) or (f"did you mean {close[0]}?" if close else None)
-        raise author_error("E110", f"{row.name} has no argument `{stale}`", limit=", ".join(names), actual=stale, hint=hint)
+        raise author_error(
+            "E110", f"{row.name} has no argument `{stale}`", limit=", ".join(names), actual=stale, hint=hint
+        )
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -95,7 +101,9 @@ def _bind(row: Row, signature: inspect.Signature, args: tuple, kwargs: dict[str,
         raise author_error("E110", f"{row.name}: {error}", limit=f"{row.name}{signature}", hint=hint) from None
     bound.apply_defaults()
     if missing := next((key for key, value in bound.arguments.items() if value is REQUIRED), None):
-        raise author_error("E110", f"{row.name}: missing a required argument: {missing!r}", limit=f"{row.name}{signature}")
+        raise author_error(
+            "E110", f"{row.name}: missing a required argument: {missing!r}", limit=f"{row.name}{signature}"
+        )
     return bound.arguments
 
 
@@ -112,8 +120,13 @@ def _operand(row: Row, param: Param, value: Any) -> Operand | None:
     if param.immediate and isinstance(number, (int, float)):
         return int(number) if isinstance(number, bool) else number
     wanted = "a tensor or a number" if param.immediate else "a tensor"
-    raise author_error("E109", f"{row.name} `{param.name}`: {value!r}", limit=wanted, actual=type(value).__name__,
-                       hint="HBM arrays reach a kernel as its arguments" if hasattr(value, "__array__") else None)
+    raise author_error(
+        "E109",
+        f"{row.name} `{param.name}`: {value!r}",
+        limit=wanted,
+        actual=type(value).__name__,
+        hint="HBM arrays reach a kernel as its arguments" if hasattr(value, "__array__") else None,
+    )
 
 
 def _function(row: Row) -> Callable[..., NkiInstruction]:
@@ -154,4 +167,6 @@ def _attribute(row: Row, attr: Attr, value: Any) -> Any:
     return located(attr.decode, value, None, row.name)
 
 
-FUNCTIONS: Mapping[str, Callable[..., NkiInstruction]] = MappingProxyType({row.name: _function(row) for row in TABLE.values()})
+FUNCTIONS: Mapping[str, Callable[..., NkiInstruction]] = MappingProxyType(
+    {row.name: _function(row) for row in TABLE.values()}
+)

@@ -93,14 +93,20 @@ def _evaluate(expression: str, names: dict[str, Any], loc: Loc) -> Any:
     except KernelError:
         raise
     except Exception as error:  # the expression is the author's: any fault of it is reported as such
-        raise KernelError("E402", f"gate expression {expression!r}: {type(error).__name__}: {error}", loc=loc,
-                          hint="check the argument that it reads, or guard it with `when`") from error
+        raise KernelError(
+            "E402",
+            f"gate expression {expression!r}: {type(error).__name__}: {error}",
+            loc=loc,
+            hint="check the argument that it reads, or guard it with `when`",
+        ) from error
 
 
 def _values(expression: str, names: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """What the expression's names stand for, as far as the IR can print it."""
     used = [node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
-    return tuple((name, _printable(names[name])) for name in dict.fromkeys(used) if name in names and name not in _FUNCTIONS)
+    return tuple(
+        (name, _printable(names[name])) for name in dict.fromkeys(used) if name in names and name not in _FUNCTIONS
+    )
 
 
 def _printable(value: Any) -> Any:

@@ -21,10 +21,26 @@ NkiValidationError = KernelError
 
 globals().update(FUNCTIONS)
 
-__all__ = [  # noqa: PLE0604
-    "NkiInstruction", "NkiValidationError", "VirtualRegister", "dge_mode", "dma_engine", "engine", "get_nc_sub_version",
-    "get_nc_version", "gpsimd_engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd", "register_alloc",
-    "scalar_engine", "tensor_engine", "unknown_engine", "vector_engine", *FUNCTIONS,
+__all__ = [
+    "NkiInstruction",
+    "NkiValidationError",
+    "VirtualRegister",
+    "dge_mode",
+    "dma_engine",
+    "engine",
+    "get_nc_sub_version",
+    "get_nc_version",
+    "gpsimd_engine",
+    "matmul_perf_mode",
+    "nc_version",
+    "oob_mode",
+    "reduce_cmd",
+    "register_alloc",
+    "scalar_engine",
+    "tensor_engine",
+    "unknown_engine",
+    "vector_engine",
+    *FUNCTIONS,
 ]
 
 

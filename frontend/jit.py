@@ -19,7 +19,8 @@ from .. import passes
 from ..backend import executor, plan
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Module, Stage
-from ..ir.machine import Target, target as find_target
+from ..ir.machine import Target
+from ..ir.machine import target as find_target
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from .target import default_target
 from .tensor import NkiTensor
@@ -59,11 +60,19 @@ class Kernel:
     updated in place. raises: KernelError.
     """
 
-    def __init__(self, function: Callable, target: str | None = None, cores: int = 1, grid: bool = False, cache: dict | None = None,
-                 schedule: tuple = ()) -> None:
+    def __init__(
+        self,
+        function: Callable,
+        target: str | None = None,
+        cores: int = 1,
+        grid: bool = False,
+        cache: dict | None = None,
+        schedule: tuple = (),
+    ) -> None:
         self.function, self._target, self.cores, self._grid = function, target, cores, grid
         self._cache: dict[Any, Compiled] = {} if cache is None else cache
         self.schedule = schedule
+        self.__name__: str = function.__name__
         functools.update_wrapper(self, function)
 
     @property
@@ -75,9 +84,14 @@ class Kernel:
         number = cores[0] if isinstance(cores, (tuple, list)) and len(cores) == 1 else cores
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= self.target.max_cores:
             code = self.function.__code__
-            raise KernelError("E701", f"{self.__name__}[{cores!r}]", loc=Loc(code.co_filename, code.co_firstlineno),
-                              limit=f"1 to {self.target.max_cores} cores", actual=cores,
-                              hint="a logical core of this target has at most two physical cores")
+            raise KernelError(
+                "E701",
+                f"{self.__name__}[{cores!r}]",
+                loc=Loc(code.co_filename, code.co_firstlineno),
+                limit=f"1 to {self.target.max_cores} cores",
+                actual=cores,
+                hint="a logical core of this target has at most two physical cores",
+            )
         return Kernel(self.function, self._target, number, True, self._cache, self.schedule)
 
     def with_target(self, name: str) -> Kernel:
@@ -138,14 +152,18 @@ def _key(value: Any) -> Any:
     return None
 
 
-def jit(function: Callable | None = None, *, target: str | None = None, platform_target: str | None = None, **options: Any) -> Any:
+def jit(
+    function: Callable | None = None, *, target: str | None = None, platform_target: str | None = None, **options: Any
+) -> Any:
     """Make a kernel of a function: `@jit`, `@jit(target="gen4")` or `jit(function)`.
 
     target (or platform_target): gen3 (trn2) or gen4 (trn3); else NEURON_PLATFORM_TARGET_OVERRIDE, else gen3.
     options of other tool chains (mode, ...) are accepted and mean nothing here; unknown ones raise E701.
     """
     if unknown := [key for key in options if key not in _IGNORED]:
-        raise KernelError("E701", f"jit has no option {unknown[0]}", limit=f"target, {', '.join(sorted(_IGNORED))}", actual=unknown[0])
+        raise KernelError(
+            "E701", f"jit has no option {unknown[0]}", limit=f"target, {', '.join(sorted(_IGNORED))}", actual=unknown[0]
+        )
     if function is None:
         return functools.partial(jit, target=target, platform_target=platform_target)
     if isinstance(function, Kernel):
@@ -161,4 +179,3 @@ def jit(function: Callable | None = None, *, target: str | None = None, platform
 def simulate(kernel: Callable) -> Callable:
     """A callable that runs `kernel` (a kernel, `kernel[2]`, or a plain function) here: what calling a Kernel does."""
     return kernel if isinstance(kernel, Kernel) else jit(kernel)
-

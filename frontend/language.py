@@ -108,7 +108,9 @@ class ndarray(metaclass=_Ndarray):
 def _allocate(shape: Sequence[int], dtype: Any, buffer: Space, name: str, address: Any = None) -> NkiTensor:
     tracer = current("nl.ndarray")
     if not isinstance(buffer, Space) or buffer is Space.REGISTER:
-        raise author_error("E701", f"buffer {buffer!r}", limit="nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm", actual=repr(buffer))
+        raise author_error(
+            "E701", f"buffer {buffer!r}", limit="nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm", actual=repr(buffer)
+        )
     sizes = _sizes(shape, buffer)
     place = located(as_address, address, buffer)
     return new_view(tracer.new_tensor(sizes, located(as_dtype, dtype), buffer, name or "", place))
@@ -122,12 +124,22 @@ def _sizes(shape: Any, buffer: Space) -> tuple[int, ...]:
     if any(size < 1 for size in sizes):
         raise author_error("E701", f"shape {sizes}", limit="sizes of at least 1", actual=sizes)
     if buffer.is_on_chip and len(sizes) < 2:
-        raise author_error("E701", f"shape {sizes} in {buffer}", limit="two dimensions or more on chip", actual=sizes,
-                           hint=f"({sizes[0]}, 1) or (1, {sizes[0]}): the first dimension is the partition")
+        raise author_error(
+            "E701",
+            f"shape {sizes} in {buffer}",
+            limit="two dimensions or more on chip",
+            actual=sizes,
+            hint=f"({sizes[0]}, 1) or (1, {sizes[0]}): the first dimension is the partition",
+        )
     limit = current_target().partitions
     if buffer.is_on_chip and sizes[0] > limit:
-        raise author_error("E102", f"size of partition dimension {sizes[0]} exceeds the architecture's limit of {limit}",
-                           limit=f"shape[0] <= {limit}", actual=sizes[0], hint=f"tile the partition dimension by {limit}")
+        raise author_error(
+            "E102",
+            f"size of partition dimension {sizes[0]} exceeds the architecture's limit of {limit}",
+            limit=f"shape[0] <= {limit}",
+            actual=sizes[0],
+            hint=f"tile the partition dimension by {limit}",
+        )
     return sizes
 
 
@@ -166,11 +178,15 @@ def shared_constant(value: Any) -> NkiTensor:
         try:
             value = np.load(value)
         except (OSError, ValueError) as error:
-            raise author_error("E706", f"shared_constant: {error}", actual=str(value), limit="a readable .npy file") from None
+            raise author_error(
+                "E706", f"shared_constant: {error}", actual=str(value), limit="a readable .npy file"
+            ) from None
     array = np.ascontiguousarray(value)
     place = tracer.place()
     name = tracer.claim_name(place.assigned_name() or "constant", place.loc, explicit=False)
-    constant = Tensor(name, located(as_dtype, array.dtype), array.shape, Space.SHARED_HBM, data=array.tobytes(), loc=place.loc)
+    constant = Tensor(
+        name, located(as_dtype, array.dtype), array.shape, Space.SHARED_HBM, data=array.tobytes(), loc=place.loc
+    )
     return new_view(tracer.share(constant))
 
 
@@ -194,9 +210,13 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
 
 def ds(start: int, size: int) -> slice:
     """`t[:, nl.ds(start, size)]` is `t[:, start:start + size]`."""
-    if not hasattr(start, "__index__") or isinstance(start, NkiTensor):
-        raise author_error("E301", f"ds: start {start!r}", limit="ints known while tracing",
-                           hint="a start known only at run time is ap(scalar_offset=...) or select()")
+    if not hasattr(start, "__index__"):
+        raise author_error(
+            "E301",
+            f"ds: start {start!r}",
+            limit="ints known while tracing",
+            hint="a start known only at run time is ap(scalar_offset=...) or select()",
+        )
     return slice(start.__index__(), start.__index__() + size)
 
 
@@ -237,16 +257,53 @@ def no_reorder() -> AbstractContextManager[None]:
 
 
 _GONE = {
-    "arange": "index with slices and nl.ds", "mgrid": "index with slices and nl.ds", "par_dim": "the first dimension is the partition",
-    "static_cast": "copy into a tile of the other dtype", "loop_reduce": "accumulate with nisa.tensor_tensor or in PSUM",
-    "spmd_dim": "launch with kernel[n](...)", "nc": "launch with kernel[n](...)",
+    "arange": "index with slices and nl.ds",
+    "mgrid": "index with slices and nl.ds",
+    "par_dim": "the first dimension is the partition",
+    "static_cast": "copy into a tile of the other dtype",
+    "loop_reduce": "accumulate with nisa.tensor_tensor or in PSUM",
+    "spmd_dim": "launch with kernel[n](...)",
+    "nc": "launch with kernel[n](...)",
 }
 
 __all__ = [
-    "MemoryRegion", "NKIObject", "affine_range", "bool", "device_print", "ds", "dtype", "dynamic_range", "empty_like",
-    "fori_loop", "full", "hbm", "is_hbm", "is_on_chip", "is_psum", "is_sbuf", "ndarray", "no_reorder", "num_programs", "ones",
-    "private_hbm", "program_id", "program_ndim", "psum", "sbuf", "sequential_range", "shared_constant", "shared_hbm",
-    "shared_identity_matrix", "static_range", "tensor", "tile_size", "while_loop", "zeros", "zeros_like", *DTYPES, *HANDLES,
+    "MemoryRegion",
+    "NKIObject",
+    "affine_range",
+    "bool",
+    "device_print",
+    "ds",
+    "dtype",
+    "dynamic_range",
+    "empty_like",
+    "fori_loop",
+    "full",
+    "hbm",
+    "is_hbm",
+    "is_on_chip",
+    "is_psum",
+    "is_sbuf",
+    "ndarray",
+    "no_reorder",
+    "num_programs",
+    "ones",
+    "private_hbm",
+    "program_id",
+    "program_ndim",
+    "psum",
+    "sbuf",
+    "sequential_range",
+    "shared_constant",
+    "shared_hbm",
+    "shared_identity_matrix",
+    "static_range",
+    "tensor",
+    "tile_size",
+    "while_loop",
+    "zeros",
+    "zeros_like",
+    *DTYPES,
+    *HANDLES,
 ]
 
 

@@ -99,7 +99,9 @@ def _targets(code: CodeType) -> dict[int, str]:
     names: dict[int, str] = {}
     for child in ast.walk(node) if node is not None else ():
         if isinstance(child, ast.Assign) and len(child.targets) == 1 and isinstance(child.targets[0], ast.Name):
-            names.update(dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), child.targets[0].id))
+            names.update(
+                dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), child.targets[0].id)
+            )
     return names
 
 

@@ -15,14 +15,15 @@ class _Lenient(type):
     given as a keyword.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if not dataclasses.is_dataclass(cls) or not _is_generated(cls):
             return super().__call__(*args, **kwargs)
         fields = [field for field in dataclasses.fields(cls) if field.init]
         given = dict(zip((field.name for field in fields), args, strict=False)) | kwargs
         extra = [key for key in kwargs if key not in {f.name for f in fields} and hasattr(cls, key)]
         missing = [
-            f.name for f in fields
+            f.name
+            for f in fields
             if f.name not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ]
         if not extra and not missing:
@@ -36,10 +37,15 @@ class _Lenient(type):
         return self
 
 
-def _is_generated(cls: type) -> bool:
+def _is_generated(cls: Any) -> bool:
     """Did @dataclass write the constructor (it names it after the class)?"""
-    return cls.__dict__.get("__init__") is not None and "__dataclass_fields__" in cls.__dict__ and (
-        cls.__init__.__qualname__.endswith("__create_fn__.<locals>.__init__") or cls.__init__.__code__.co_filename == "<string>"
+    return (
+        cls.__dict__.get("__init__") is not None
+        and "__dataclass_fields__" in cls.__dict__
+        and (
+            cls.__init__.__qualname__.endswith("__create_fn__.<locals>.__init__")
+            or cls.__init__.__code__.co_filename == "<string>"
+        )
     )
 
 

@@ -19,8 +19,12 @@ class OpHandle:
         self.op_name = self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise author_error("E801", f"nl.{self.op_name} called as a function", limit=f"op=nl.{self.op_name} of an instruction",
-                           hint=f"nisa.{'tensor_tensor' if self.op_name in ALU else 'activation'}(dst=tile, ...) writes the result")
+        raise author_error(
+            "E801",
+            f"nl.{self.op_name} called as a function",
+            limit=f"op=nl.{self.op_name} of an instruction",
+            hint=f"nisa.{'tensor_tensor' if self.op_name in ALU else 'activation'}(dst=tile, ...) writes the result",
+        )
 
     def __repr__(self) -> str:
         return f"nl.{self.op_name}"

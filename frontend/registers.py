@@ -35,8 +35,13 @@ class VirtualRegister:
 
     def writable(self) -> VirtualRegister:
         if self.frozen:
-            raise FrozenError("E804", f"%{self.name} is a loop variable", loc=author_loc(), limit="read only",
-                              hint="copy it into a register of your own with nisa.register_move")
+            raise FrozenError(
+                "E804",
+                f"%{self.name} is a loop variable",
+                loc=author_loc(),
+                limit="read only",
+                hint="copy it into a register of your own with nisa.register_move",
+            )
         return self
 
     def __bool__(self) -> bool:
@@ -47,8 +52,13 @@ class VirtualRegister:
         return _while_turn(tracer, self, place)
 
     def _no_value(self, use: str, hint: str) -> RegisterUseError:
-        return RegisterUseError("E804", f"%{self.name}: a register has no value while the kernel is traced", loc=author_loc(),
-                                actual=f"used as {use}", hint=hint)
+        return RegisterUseError(
+            "E804",
+            f"%{self.name}: a register has no value while the kernel is traced",
+            loc=author_loc(),
+            actual=f"used as {use}",
+            hint=hint,
+        )
 
     def __index__(self) -> int:
         raise self._no_value("a Python int", "pass it as scalar_offset, or loop with nl.dynamic_range / nl.fori_loop")
@@ -96,8 +106,12 @@ def while_loop(init: Any, body_fun: Callable[[VirtualRegister], Any]) -> None:
     tracer.open_loop(tracer.place())
     following = body_fun(register)
     if not isinstance(following, VirtualRegister):
-        raise author_error("E804", "the body of while_loop returned no register", limit="the next condition register",
-                           actual=type(following).__name__)
+        raise author_error(
+            "E804",
+            "the body of while_loop returned no register",
+            limit="the next condition register",
+            actual=type(following).__name__,
+        )
     if following is not register:
         FUNCTIONS["register_move"](register, following)
     tracer.close_loop("while", (register._view,), None)
@@ -111,16 +125,26 @@ def _bound(value: Any, what: str) -> Operand:
     if isinstance(value, VirtualRegister) and operand is not None:
         return operand
     if isinstance(value, NkiTensor) or not hasattr(value, "__index__"):
-        raise author_error("E804", f"{what} {value!r}", limit="an int or a register", actual=type(value).__name__,
-                           hint="load it into a register with nisa.register_load")
+        raise author_error(
+            "E804",
+            f"{what} {value!r}",
+            limit="an int or a register",
+            actual=type(value).__name__,
+            hint="load it into a register with nisa.register_load",
+        )
     return value.__index__()
 
 
 def _open_counted(lower: Any, upper: Any, step: Any) -> tuple[Tracer, VirtualRegister, tuple[Operand, ...]]:
     tracer = current("a dynamic loop")
     if isinstance(step, VirtualRegister) or not hasattr(step, "__index__") or step.__index__() < 1:
-        raise FrozenError("E804", f"loop step {step!r}", loc=author_loc(), limit="a positive int known while tracing",
-                          actual=repr(step))
+        raise FrozenError(
+            "E804",
+            f"loop step {step!r}",
+            loc=author_loc(),
+            limit="a positive int known while tracing",
+            actual=repr(step),
+        )
     bounds = (_bound(lower, "lower bound"), _bound(upper, "upper bound"), step.__index__())
     register = VirtualRegister(tracer.new_register(tracer.place().loop_variable() or "i"), frozen=True)
     tracer.open_loop(tracer.place())

@@ -85,7 +85,9 @@ class NkiTensor:
     def _step(self, name: str, *args: Any, **kwargs: Any) -> NkiTensor:
         """The view with one more step, applied at once so that errors name the author's line."""
         try:
-            step = canonical_step(name, tuple(map(_frozen, args)), {key: _frozen(value) for key, value in kwargs.items()})
+            step = canonical_step(
+                name, tuple(map(_frozen, args)), {key: _frozen(value) for key, value in kwargs.items()}
+            )
         except TypeError as error:
             raise author_error("E301", f"{name}: {error}") from None
         view = View(self._view.tensor, (*self._view.steps, step))
@@ -161,8 +163,11 @@ class NkiTensor:
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise author_error("E803", "assignment to a tile is not an instruction",
-                           hint="write with one: nisa.tensor_copy(dst=tile[...], src=...)")
+        raise author_error(
+            "E803",
+            "assignment to a tile is not an instruction",
+            hint="write with one: nisa.tensor_copy(dst=tile[...], src=...)",
+        )
 
     def __iter__(self) -> Any:
         raise author_error("E803", "iteration over a tensor is not an instruction", hint="loop over an index and slice")
@@ -204,8 +209,12 @@ def as_address(address: Any, space: Space) -> Address | None:
     """
     if address is None:
         return None
-    if not (isinstance(address, (tuple, list)) and len(address) == 2 and all(isinstance(a, int) and a >= 0 for a in address)):
-        raise KernelError("E203", f"address {address!r}", limit="(start partition, byte in the partition)", actual=address)
+    if not (
+        isinstance(address, (tuple, list)) and len(address) == 2 and all(isinstance(a, int) and a >= 0 for a in address)
+    ):
+        raise KernelError(
+            "E203", f"address {address!r}", limit="(start partition, byte in the partition)", actual=address
+        )
     partition, byte = address
     if not space.is_on_chip:
         raise KernelError("E203", f"address of a tensor in {space}", limit="sbuf or psum")

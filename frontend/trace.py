@@ -48,7 +48,9 @@ def bind_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) -> A
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise KernelError("E701", f"{function.__name__}: {error}", loc=loc, limit=f"{function.__name__}{signature}") from None
+        raise KernelError(
+            "E701", f"{function.__name__}: {error}", loc=loc, limit=f"{function.__name__}{signature}"
+        ) from None
     bound.apply_defaults()
     arrays: dict[str, np.ndarray] = {}
     for name, value in bound.arguments.items():
@@ -61,8 +63,13 @@ def _collect(value: Any, name: str, arrays: dict[str, np.ndarray], loc: Loc) -> 
     if array is not None:
         as_dtype(array.dtype, loc)
         if array.ndim == 0 or array.size == 0:
-            raise KernelError("E701", f"argument {name}: array of shape {array.shape}", loc=loc,
-                              limit="one dimension or more, no dimension of size 0", actual=array.shape)
+            raise KernelError(
+                "E701",
+                f"argument {name}: array of shape {array.shape}",
+                loc=loc,
+                limit="one dimension or more, no dimension of size 0",
+                actual=array.shape,
+            )
         arrays[name] = array
     elif isinstance(value, (tuple, list)):
         for number, item in enumerate(value):
@@ -143,10 +150,18 @@ def _run(function: Callable, values: dict[str, Any], tracer: Tracer) -> tuple[An
             raise
         loc = _origin(error.__traceback__, function.__code__)
         if isinstance(error, AssertionError):
-            raise GateError("E401", f"assert in {function.__name__}: {error or 'failed'}", loc=loc,
-                            hint="change the argument that the assertion is about") from error
-        raise KernelError("E805", f"{function.__name__} raised {type(error).__name__}: {error}", loc=loc,
-                          hint="the kernel's Python fails while it is traced; tensors have shapes but no values then") from error
+            raise GateError(
+                "E401",
+                f"assert in {function.__name__}: {error or 'failed'}",
+                loc=loc,
+                hint="change the argument that the assertion is about",
+            ) from error
+        raise KernelError(
+            "E805",
+            f"{function.__name__} raised {type(error).__name__}: {error}",
+            loc=loc,
+            hint="the kernel's Python fails while it is traced; tensors have shapes but no values then",
+        ) from error
 
 
 def _as_call(function: Callable, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -186,15 +201,26 @@ def _views(structure: Any, function: Callable, params: tuple[Tensor, ...]) -> tu
     for item in structure if isinstance(structure, (tuple, list)) else (structure,):
         view = as_operand(item)
         if view is None:
-            raise KernelError("E702", f"{function.__name__} returns {item!r}", loc=loc,
-                              limit="None, a tensor, or a tuple of tensors", actual=type(item).__name__)
+            raise KernelError(
+                "E702",
+                f"{function.__name__} returns {item!r}",
+                loc=loc,
+                limit="None, a tensor, or a tuple of tensors",
+                actual=type(item).__name__,
+            )
         if view.layout.dynamic is not None:
-            raise KernelError("E702", f"{function.__name__} returns a dynamically addressed view", loc=loc, limit="a static view")
+            raise KernelError(
+                "E702", f"{function.__name__} returns a dynamically addressed view", loc=loc, limit="a static view"
+            )
         # A kernel may return an argument that it changed; on one core arguments are in private HBM.
         if view.space is not Space.SHARED_HBM and view.tensor not in params:
-            raise KernelError("E702", f"result %{view.tensor.name} is in {view.space}", loc=view.tensor.loc or loc,
-                              limit="shared_hbm", actual=str(view.space),
-                              hint="create it with buffer=nl.shared_hbm and copy into it")
+            raise KernelError(
+                "E702",
+                f"result %{view.tensor.name} is in {view.space}",
+                loc=view.tensor.loc or loc,
+                limit="shared_hbm",
+                actual=str(view.space),
+                hint="create it with buffer=nl.shared_hbm and copy into it",
+            )
         views.append(view)
     return tuple(views)
-

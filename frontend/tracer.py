@@ -42,7 +42,9 @@ class Tracer:
     shared:      shared HBM tensors and constants by name, common to the cores of the launch.
     """
 
-    def __init__(self, code: CodeType, target: Target, core: int, cores: int, grid: bool, shared: dict[str, Tensor]) -> None:
+    def __init__(
+        self, code: CodeType, target: Target, core: int, cores: int, grid: bool, shared: dict[str, Tensor]
+    ) -> None:
         self.code, self.target, self.core, self.cores, self.grid = code, target, core, cores, grid
         self.shared = shared
         self.gates: list[Gate] = []
@@ -51,7 +53,9 @@ class Tracer:
         self._names: set[str] = set()
         self._labels: set[str] = set()
         self._gone: set[str] = set()  # tensors of loop bodies that have ended
-        self._ordered: list[int] = []  # no_reorder: index of the last instruction under each open block, -1 at its start
+        self._ordered: list[
+            int
+        ] = []  # no_reorder: index of the last instruction under each open block, -1 at its start
 
     # --- places -----------------------------------------------------------------------------------------------
 
@@ -66,8 +70,13 @@ class Tracer:
             self._names.add(wanted)
             return wanted
         if explicit:
-            raise KernelError("E602", f"the name {wanted!r} is used twice", loc=loc, actual=wanted,
-                              hint="names are unique in a kernel; number them, e.g. f\"{name}_{i}\"")
+            raise KernelError(
+                "E602",
+                f"the name {wanted!r} is used twice",
+                loc=loc,
+                actual=wanted,
+                hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
+            )
         number = 2
         while f"{wanted}#{number}" in self._names:
             number += 1
@@ -77,7 +86,12 @@ class Tracer:
     # --- tensors ----------------------------------------------------------------------------------------------
 
     def new_tensor(
-        self, shape: tuple[int, ...], dtype: Dtype, space: Space, name: str = "", address: Address | None = None,
+        self,
+        shape: tuple[int, ...],
+        dtype: Dtype,
+        space: Space,
+        name: str = "",
+        address: Address | None = None,
         default_name: str | None = None,
     ) -> Tensor:
         """Declare a tensor in the innermost open scope (shared ones: in the module)."""
@@ -94,9 +108,14 @@ class Tracer:
         """One buffer for all cores, matched by name; the cores must declare it alike."""
         known = self.shared.setdefault(tensor.name, tensor)
         if known != tensor:
-            raise KernelError("E703", f"%{tensor.name} differs between the cores", loc=tensor.loc,
-                              limit="one shape and dtype on all cores", actual=f"{known.type_text} and {tensor.type_text}",
-                              hint="shared_hbm tensors are matched by name; declare them alike on every core")
+            raise KernelError(
+                "E703",
+                f"%{tensor.name} differs between the cores",
+                loc=tensor.loc,
+                limit="one shape and dtype on all cores",
+                actual=f"{known.type_text} and {tensor.type_text}",
+                hint="shared_hbm tensors are matched by name; declare them alike on every core",
+            )
         return known
 
     def new_register(self, name: str | None = None) -> Tensor:
@@ -110,8 +129,13 @@ class Tracer:
         instr = replace(instr, loc=place.loc, loops=place.loops)
         if instr.label is not None:
             if instr.label in self._labels:
-                raise KernelError("E602", f"the instruction name {instr.label!r} is used twice", loc=place.loc,
-                                  actual=instr.label, hint="names are unique in a kernel")
+                raise KernelError(
+                    "E602",
+                    f"the instruction name {instr.label!r} is used twice",
+                    loc=place.loc,
+                    actual=instr.label,
+                    hint="names are unique in a kernel",
+                )
             self._labels.add(instr.label)
         self._check_visible(instr)
         check_instruction(instr, self.target)
@@ -128,9 +152,13 @@ class Tracer:
         """Tensors of a loop body are gone after the loop."""
         for name, operand in instr.operands.items():
             if isinstance(operand, View) and operand.tensor.name in self._gone:
-                raise KernelError("E802", f"{instr.op} `{name}`: %{operand.tensor.name} belongs to a loop that has ended",
-                                  loc=instr.loc, operand=str(operand.tensor),
-                                  hint="create the tensor before the loop to keep its contents")
+                raise KernelError(
+                    "E802",
+                    f"{instr.op} `{name}`: %{operand.tensor.name} belongs to a loop that has ended",
+                    loc=instr.loc,
+                    operand=str(operand.tensor),
+                    hint="create the tensor before the loop to keep its contents",
+                )
 
     @property
     def depth(self) -> int:
@@ -174,8 +202,12 @@ class Tracer:
 
     def open_loop(self, place: Place, condition: object = None) -> None:
         if self._ordered:
-            raise KernelError("E802", "a dynamic loop inside no_reorder", loc=place.loc,
-                              limit="no_reorder inside the loop body is fine")
+            raise KernelError(
+                "E802",
+                "a dynamic loop inside no_reorder",
+                loc=place.loc,
+                limit="no_reorder inside the loop body is fine",
+            )
         self._scopes.append(_Scope(place, condition))
 
     def close_loop(self, kind: str, bounds: tuple[Operand, ...], var: Tensor | None) -> None:
@@ -192,8 +224,12 @@ class Tracer:
     def finish(self) -> Core:
         if len(self._scopes) != 1:
             place = self._scopes[-1].place
-            raise KernelError("E802", "the kernel ends inside a dynamic loop", loc=place.loc if place else None,
-                              hint="`break` and `return` cannot leave a dynamic loop")
+            raise KernelError(
+                "E802",
+                "the kernel ends inside a dynamic loop",
+                loc=place.loc if place else None,
+                hint="`break` and `return` cannot leave a dynamic loop",
+            )
         scope = self._scopes[0]
         return Core(self.core, tuple(scope.tensors), tuple(scope.body))
 
@@ -206,8 +242,12 @@ def current(what: str) -> Tracer:
     """The tracer of the running kernel. raises: KernelError E801 outside a kernel."""
     tracer = _CURRENT.get()
     if tracer is None:
-        raise author_error("E801", f"{what} outside a kernel", limit="inside a function that nki.jit traces",
-                           hint="decorate the function with @nki.jit and call it")
+        raise author_error(
+            "E801",
+            f"{what} outside a kernel",
+            limit="inside a function that nki.jit traces",
+            hint="decorate the function with @nki.jit and call it",
+        )
     return tracer
 
 

@@ -106,7 +106,11 @@ def as_dtype(value: object, loc: Loc | None = None) -> Dtype:
     found = DTYPES.get(_ALIASES.get(name, name))
     if found is None:
         raise KernelError(
-            "E704", f"{value!r} is not a dtype of the machine", loc=loc, limit=", ".join(DTYPES), actual=name,
+            "E704",
+            f"{value!r} is not a dtype of the machine",
+            loc=loc,
+            limit=", ".join(DTYPES),
+            actual=name,
             hint="cast the array (64-bit types to their 32-bit ones) or name one of these dtypes",
         )
     return found

@@ -26,8 +26,26 @@ from .layout import STEPS, Layout, base_layout
 from .machine import Engine, Space, Target
 
 __all__ = [
-    "Access", "Address", "Core", "Dynamic", "Gate", "Instruction", "Loop", "LoopTag", "Memory", "Module", "Operand",
-    "Queue", "Semaphore", "Stage", "Statement", "Step", "Tensor", "View", "instructions", "statements",
+    "Access",
+    "Address",
+    "Core",
+    "Dynamic",
+    "Gate",
+    "Instruction",
+    "Loop",
+    "LoopTag",
+    "Memory",
+    "Module",
+    "Operand",
+    "Queue",
+    "Semaphore",
+    "Stage",
+    "Statement",
+    "Step",
+    "Tensor",
+    "View",
+    "instructions",
+    "statements",
 ]
 
 

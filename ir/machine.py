@@ -12,8 +12,19 @@ from enum import Enum, IntEnum
 from .errors import KernelError, Loc
 
 __all__ = [
-    "DGEMode", "DMAEngine", "Engine", "MatmulPerfMode", "NCVersion", "OOBMode", "ReduceCmd", "Space", "Target",
-    "QUADRANT", "TARGETS", "start_partitions", "target",
+    "QUADRANT",
+    "TARGETS",
+    "DGEMode",
+    "DMAEngine",
+    "Engine",
+    "MatmulPerfMode",
+    "NCVersion",
+    "OOBMode",
+    "ReduceCmd",
+    "Space",
+    "Target",
+    "start_partitions",
+    "target",
 ]
 
 QUADRANT = 32  # partitions; cross-partition moves of the Vector engine stay inside one
@@ -132,7 +143,10 @@ class Target:
 
 def _clocks(tensor: float, vector: float, scalar: float, gpsimd: float) -> tuple[tuple[Engine, float], ...]:
     return (
-        (Engine.tensor, tensor), (Engine.vector, vector), (Engine.scalar, scalar), (Engine.gpsimd, gpsimd),
+        (Engine.tensor, tensor),
+        (Engine.vector, vector),
+        (Engine.scalar, scalar),
+        (Engine.gpsimd, gpsimd),
     )
 
 
@@ -152,7 +166,11 @@ def target(name: str, loc: Loc | None = None) -> Target:
     found = TARGETS.get(_TARGET_ALIASES.get(name, name))
     if found is None:
         raise KernelError(
-            "E705", f"target {name!r} is not modelled", loc=loc, limit="gen3 (trn2), gen4 (trn3)", actual=name,
+            "E705",
+            f"target {name!r} is not modelled",
+            loc=loc,
+            limit="gen3 (trn2), gen4 (trn3)",
+            actual=name,
             hint="set NEURON_PLATFORM_TARGET_OVERRIDE, or pass --target, to one of these",
         )
     return found

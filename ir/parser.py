@@ -16,14 +16,30 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from lark import Lark, Token, Tree
+from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from .dtypes import DTYPES, as_dtype
 from .errors import KernelError, Loc
 from .graph import (
-    Access, Address, Core, Dynamic, Gate, Instruction, Loop, LoopTag, Memory, Module, Operand, Queue, Semaphore, Stage,
-    Statement, Step, Tensor, View,
+    Access,
+    Address,
+    Core,
+    Dynamic,
+    Gate,
+    Instruction,
+    Loop,
+    LoopTag,
+    Memory,
+    Module,
+    Operand,
+    Queue,
+    Semaphore,
+    Stage,
+    Statement,
+    Step,
+    Tensor,
+    View,
 )
 from .layout import STEPS
 from .machine import Engine, Space, target
@@ -33,8 +49,14 @@ from .table import Attr, Param, lookup
 __all__ = ["canonical_step", "parse"]
 
 _MEMORIES = {
-    "sbuf": Space.SBUF, "psum": Space.PSUM, "private": Space.HBM, "shared": Space.SHARED_HBM, "register": Space.REGISTER,
+    "sbuf": Space.SBUF,
+    "psum": Space.PSUM,
+    "private": Space.HBM,
+    "shared": Space.SHARED_HBM,
+    "register": Space.REGISTER,
 }
+
+Node = Any  # a lark Tree; the kinds of its children follow from grammar.lark
 
 
 class Name(str):
@@ -71,18 +93,41 @@ def _syntax_error(error: UnexpectedInput, text: str, file: str) -> KernelError:
         found = repr(str(error.token)) if error.token.strip() else "the end of the line"
     else:
         assert isinstance(error, UnexpectedCharacters) or error is not None
-        found = repr(text[error.pos_in_stream : (error.pos_in_stream or 0) + 1]) if error.pos_in_stream is not None else "text"
-    expected = sorted(getattr(error, "accepts", None) or getattr(error, "expected", None) or getattr(error, "allowed", ()))
+        found = (
+            repr(text[error.pos_in_stream : (error.pos_in_stream or 0) + 1])
+            if error.pos_in_stream is not None
+            else "text"
+        )
+    wanted: Any = getattr(error, "accepts", None) or getattr(error, "expected", None) or getattr(error, "allowed", None)
+    expected = sorted(wanted or ())
     return KernelError(
-        "E601", f"syntax: {found} at column {error.column} is not expected here", loc=Loc(file, line), operand=shown or None,
-        limit=f"one of {', '.join(_token_text(t) for t in expected[:12])}" if expected else None, actual=found,
+        "E601",
+        f"syntax: {found} at column {error.column} is not expected here",
+        loc=Loc(file, line),
+        operand=shown or None,
+        limit=f"one of {', '.join(_token_text(t) for t in expected[:12])}" if expected else None,
+        actual=found,
         hint="ir/grammar.lark is the reference of the format",
     )
 
 
 def _token_text(token: str) -> str:
-    names = {"_NL": "end of line", "LBRACE": "{", "RBRACE": "}", "LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]",
-             "EQUAL": "=", "COMMA": ",", "COLON": ":", "DOT": ".", "PLUS": "+", "VBAR": "|", "TENSOR": "%tensor"}
+    names = {
+        "_NL": "end of line",
+        "LBRACE": "{",
+        "RBRACE": "}",
+        "LPAR": "(",
+        "RPAR": ")",
+        "LSQB": "[",
+        "RSQB": "]",
+        "EQUAL": "=",
+        "COMMA": ",",
+        "COLON": ":",
+        "DOT": ".",
+        "PLUS": "+",
+        "VBAR": "|",
+        "TENSOR": "%tensor",
+    }
     return names.get(token, token.lower())
 
 
@@ -98,8 +143,10 @@ def canonical_step(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     parameters = list(inspect.signature(STEPS[name]).parameters.values())[1:]
     bound = inspect.signature(STEPS[name]).bind(None, *args, **kwargs)
     values = [bound.arguments.get(p.name, p.default) for p in parameters]
-    while values and parameters[len(values) - 1].default is not inspect.Parameter.empty and (
-        values[-1] == parameters[len(values) - 1].default
+    while (
+        values
+        and parameters[len(values) - 1].default is not inspect.Parameter.empty
+        and (values[-1] == parameters[len(values) - 1].default)
     ):
         values.pop()
     return Step(name, tuple(values))
@@ -113,16 +160,18 @@ class _Builder:
         self.scope: dict[str, Tensor] = {}
         self.stage = Stage.TRACE
 
-    def loc(self, tree: Tree | Token) -> Loc:
+    def loc(self, tree: Node) -> Loc:
         line = tree.line if isinstance(tree, Token) else tree.meta.line
         return Loc(self.file, line or 1)
 
     # --- module ---------------------------------------------------------------------------------------------
 
-    def module(self, tree: Tree) -> Module:
+    def module(self, tree: Node) -> Module:
         name, stage, target_name, *items = tree.children
         if stage not in {s.value for s in Stage}:
-            raise KernelError("E603", f"stage {stage}", loc=self.loc(stage), limit="trace, penguin, bir", actual=str(stage))
+            raise KernelError(
+                "E603", f"stage {stage}", loc=self.loc(stage), limit="trace, penguin, bir", actual=str(stage)
+            )
         self.stage = Stage(str(stage))
         params: list[Tensor] = []
         shared: list[Tensor] = []
@@ -143,23 +192,50 @@ class _Builder:
             else:
                 results = tuple(self.result(child) for child in item.children if child is not None)
         if [core.number for core in cores] != list(range(len(cores))) or not cores:
-            raise KernelError("E603", "cores out of order", loc=self.loc(name), limit="core 0, core 1 in order",
-                              actual=[core.number for core in cores])
-        return Module(str(name)[1:], self.stage, target(str(target_name), self.loc(target_name)), tuple(params),
-                      tuple(shared), tuple(cores), results, tuple(gates))
+            raise KernelError(
+                "E603",
+                "cores out of order",
+                loc=self.loc(name),
+                limit="core 0, core 1 in order",
+                actual=[core.number for core in cores],
+            )
+        return Module(
+            str(name)[1:],
+            self.stage,
+            target(str(target_name), self.loc(target_name)),
+            tuple(params),
+            tuple(shared),
+            tuple(cores),
+            results,
+            tuple(gates),
+        )
 
-    def declare(self, tree: Tree) -> Tensor:
+    def declare(self, tree: Node) -> Tensor:
         name, dtype, *sizes, space, address = tree.children
         tensor = Tensor(
-            self.tensor_name(name), as_dtype(str(dtype), self.loc(dtype)), tuple(int(s) for s in sizes if s is not None),
-            Space(str(space)[1:]), self.address(address), loc=self.loc(name),
+            self.tensor_name(name),
+            as_dtype(str(dtype), self.loc(dtype)),
+            tuple(int(s) for s in sizes if s is not None),
+            Space(str(space)[1:]),
+            self.address(address),
+            loc=self.loc(name),
         )
         if tensor.name in self.scope:
-            raise KernelError("E602", f"%{tensor.name} is declared twice", loc=self.loc(name), actual=tensor.name,
-                              hint="each tensor of a kernel has a name of its own")
-        if tensor.space.is_on_chip and len(tensor.shape) < 2 or not all(tensor.shape):
-            raise KernelError("E603", f"%{tensor.name}: shape {list(tensor.shape)}", loc=self.loc(name),
-                              limit="sizes of at least 1, two dimensions on chip", actual=list(tensor.shape))
+            raise KernelError(
+                "E602",
+                f"%{tensor.name} is declared twice",
+                loc=self.loc(name),
+                actual=tensor.name,
+                hint="each tensor of a kernel has a name of its own",
+            )
+        if (tensor.space.is_on_chip and len(tensor.shape) < 2) or not all(tensor.shape):
+            raise KernelError(
+                "E603",
+                f"%{tensor.name}: shape {list(tensor.shape)}",
+                loc=self.loc(name),
+                limit="sizes of at least 1, two dimensions on chip",
+                actual=list(tensor.shape),
+            )
         self.scope[tensor.name] = tensor
         return tensor
 
@@ -168,33 +244,39 @@ class _Builder:
         return str(token)[1:].rstrip("{").strip('"')
 
     @staticmethod
-    def address(tree: Tree | None) -> Address | None:
+    def address(tree: Node) -> Address | None:
         if tree is None:
             return None
         partition, byte = tree.children
         return Address(int(partition or 0), int(byte, 16))
 
-    def constant(self, tree: Tree) -> Tensor:
+    def constant(self, tree: Node) -> Tensor:
         tensor, text = self.declare(tree.children[0]), tree.children[1]
         try:
             data = zlib.decompress(base64.b64decode(text[1:-1], validate=True))
         except (binascii.Error, zlib.error):
             data = b""
         if len(data) != tensor.row_bytes:
-            raise KernelError("E603", f"%{tensor.name}: contents of {len(data)} bytes", loc=self.loc(text),
-                              limit=f"{tensor.row_bytes} bytes, compressed and in base64", actual=len(data))
+            raise KernelError(
+                "E603",
+                f"%{tensor.name}: contents of {len(data)} bytes",
+                loc=self.loc(text),
+                limit=f"{tensor.row_bytes} bytes, compressed and in base64",
+                actual=len(data),
+            )
         tensor = replace(tensor, data=data)
         self.scope[tensor.name] = tensor
         return tensor
 
-    def gate(self, tree: Tree) -> Gate:
+    def gate(self, tree: Node) -> Gate:
         text, verdict, values, hint = tree.children
         pairs: list[tuple[str, Any]] = []
         if values is not None:
             items = [item for item in values.children if item is not None]
             pairs = [(str(items[i]), self.literal(items[i + 1])) for i in range(0, len(items), 2)]
-        return Gate(self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "",
-                    self.loc(text))
+        return Gate(
+            self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "", self.loc(text)
+        )
 
     def string(self, token: Token) -> str:
         try:
@@ -202,13 +284,13 @@ class _Builder:
         except json.JSONDecodeError:
             raise KernelError("E601", f"string {token}", loc=self.loc(token), limit="JSON escapes") from None
 
-    def result(self, tree: Tree) -> View:
+    def result(self, tree: Node) -> View:
         operand = self.operand(tree)
         if not isinstance(operand, View):
             raise KernelError("E603", "a result is a tensor or a view of it", loc=self.loc(tree))
         return operand
 
-    def core(self, tree: Tree) -> Core:
+    def core(self, tree: Node) -> Core:
         outer = dict(self.scope)
         tensors, body = self.body(tree.children[1:])
         self.scope = outer
@@ -216,7 +298,7 @@ class _Builder:
 
     # --- statements -----------------------------------------------------------------------------------------
 
-    def body(self, children: list[Tree]) -> tuple[tuple[Tensor, ...], tuple[Statement, ...]]:
+    def body(self, children: list[Node]) -> tuple[tuple[Tensor, ...], tuple[Statement, ...]]:
         tensors: list[Tensor] = []
         body: list[Statement] = []
         waits: list[Semaphore] = []
@@ -242,14 +324,14 @@ class _Builder:
             raise KernelError("E603", "wait without an instruction after it", loc=self.loc(children[-1]))
         return tuple(tensors), tuple(body)
 
-    def statement(self, tree: Tree) -> Statement:
+    def statement(self, tree: Node) -> Statement:
         if tree.data == "instruction":
             return self.instruction(tree)
         if tree.data == "queue":
             _, body = self.body(tree.children[1:])
             if not all(isinstance(item, Instruction) for item in body):
                 raise KernelError("E603", "a queue holds instructions alone", loc=self.loc(tree))
-            return Queue(str(tree.children[0]), body)  # type: ignore[arg-type]
+            return Queue(str(tree.children[0]), tuple(item for item in body if isinstance(item, Instruction)))
         outer = dict(self.scope)
         if tree.data == "while_loop":
             bound, tags, *children = tree.children
@@ -264,18 +346,20 @@ class _Builder:
         self.scope = outer
         return loop
 
-    def tags(self, tree: Tree | None) -> tuple[LoopTag, ...]:
+    def tags(self, tree: Node) -> tuple[LoopTag, ...]:
         if tree is None:
             return ()
         return tuple(LoopTag(str(t.children[0]), int(t.children[1]), int(t.children[2])) for t in tree.children)
 
-    def instruction(self, tree: Tree) -> Instruction:
+    def instruction(self, tree: Node) -> Instruction:
         engine, name, *rest = tree.children
         *arguments, after, tags = rest
         loc = self.loc(name)
         row = lookup(str(name), loc)
         if engine is not None and engine not in Engine.__members__:
-            raise KernelError("E106", f"no engine {engine}", loc=loc, limit=", ".join(Engine.__members__), actual=str(engine))
+            raise KernelError(
+                "E106", f"no engine {engine}", loc=loc, limit=", ".join(Engine.__members__), actual=str(engine)
+            )
         operands: dict[str, Operand] = {}
         attrs: dict[str, Any] = {}
         label = None
@@ -288,8 +372,14 @@ class _Builder:
                 label = str(self.literal(value))
             elif key not in params or key == "engine":
                 close = get_close_matches(key, [p for p in params if p != "engine"], 1)
-                raise KernelError("E602", f"{row.name} has no `{key}`", loc=loc, limit=", ".join(params), actual=key,
-                                  hint=f"did you mean {close[0]}?" if close else None)
+                raise KernelError(
+                    "E602",
+                    f"{row.name} has no `{key}`",
+                    loc=loc,
+                    limit=", ".join(params),
+                    actual=key,
+                    hint=f"did you mean {close[0]}?" if close else None,
+                )
             elif isinstance(params[key], Param):
                 operands[key] = self.operand_value(value, row.name, key)
             else:
@@ -303,7 +393,9 @@ class _Builder:
         ordered = {p.name: attrs[p.name] for p in row.attrs if p.name in attrs}
         labels = tuple(self.string(child) for child in after.children) if after is not None else ()
         operands = {p.name: operands[p.name] for p in row.operands if p.name in operands}
-        return Instruction(row.name, operands, ordered, Engine[engine] if engine else None, label, self.tags(tags), labels, loc=loc)
+        return Instruction(
+            row.name, operands, ordered, Engine[engine] if engine else None, label, self.tags(tags), labels, loc=loc
+        )
 
     @staticmethod
     def default(attr: Attr, attrs: dict[str, Any], op: str, loc: Loc) -> None:
@@ -311,16 +403,21 @@ class _Builder:
             raise KernelError("E109", f"{op} `{attr.name}`: missing", loc=loc, limit=attr.doc or "required")
         attrs[attr.name] = None if attr.required else attr.default
 
-    def operand_value(self, tree: Tree, op: str, key: str) -> Operand:
+    def operand_value(self, tree: Node, op: str, key: str) -> Operand:
         value = self.literal(tree)
         if not isinstance(value, (View, Access, Memory, int, float)):
-            raise KernelError("E109", f"{op} `{key}`: {value} is no operand", loc=self.loc(tree), limit="a tensor or a number",
-                              actual=str(value))
+            raise KernelError(
+                "E109",
+                f"{op} `{key}`: {value} is no operand",
+                loc=self.loc(tree),
+                limit="a tensor or a number",
+                actual=str(value),
+            )
         return value
 
     # --- operands and literals ------------------------------------------------------------------------------
 
-    def literal(self, tree: Tree) -> Any:
+    def literal(self, tree: Node) -> Any:
         kind = tree.data
         if kind == "number":
             token = tree.children[0]
@@ -341,20 +438,27 @@ class _Builder:
         name = self.tensor_name(token)
         if name not in self.scope:
             close = get_close_matches(name, list(self.scope), 1)
-            raise KernelError("E602", f"%{name} is not declared", loc=self.loc(token), actual=name,
-                              hint=f"did you mean %{close[0]}?" if close else "declare it before its first use")
+            raise KernelError(
+                "E602",
+                f"%{name} is not declared",
+                loc=self.loc(token),
+                actual=name,
+                hint=f"did you mean %{close[0]}?" if close else "declare it before its first use",
+            )
         return self.scope[name]
 
-    def operand(self, tree: Tree) -> Operand:
+    def operand(self, tree: Node) -> Operand:
         if tree.data == "view":
             return self.view(tree)
         if tree.data == "access":
             return self.access(tree)
         if tree.data == "memory":
             return self.memory(tree)
-        raise KernelError("E603", "an operand belongs here", loc=self.loc(tree), limit="%tensor, or sbuf[...], psum[...], ...")
+        raise KernelError(
+            "E603", "an operand belongs here", loc=self.loc(tree), limit="%tensor, or sbuf[...], psum[...], ..."
+        )
 
-    def view(self, tree: Tree) -> Operand:
+    def view(self, tree: Node) -> Operand:
         tensor = self.find(tree.children[0])
         steps = tuple(self.step(child) for child in tree.children[1:])
         if self.stage is not Stage.TRACE and tensor.space is Space.REGISTER and not steps:
@@ -369,14 +473,20 @@ class _Builder:
             raise KernelError("E603", f"view step: {error}", loc=self.loc(tree)) from None
         return view
 
-    def step(self, tree: Tree) -> Step:
+    def step(self, tree: Node) -> Step:
         if tree.data == "index":
             return Step("index", tuple(self.key(child) for child in tree.children if child is not None))
         name, *arguments = tree.children
         if name not in STEPS:
             close = get_close_matches(str(name), list(STEPS), 1)
-            raise KernelError("E602", f"no view step {name}", loc=self.loc(name), limit=", ".join(STEPS), actual=str(name),
-                              hint=f"did you mean {close[0]}?" if close else None)
+            raise KernelError(
+                "E602",
+                f"no view step {name}",
+                loc=self.loc(name),
+                limit=", ".join(STEPS),
+                actual=str(name),
+                hint=f"did you mean {close[0]}?" if close else None,
+            )
         args, kwargs = [], {}
         for argument in arguments:
             if argument is None:
@@ -391,42 +501,56 @@ class _Builder:
         except TypeError as error:
             raise KernelError("E603", f"{name}: {error}", loc=self.loc(name)) from None
 
-    def key(self, tree: Tree | Token) -> Any:
-        if isinstance(tree, Tree) and tree.data == "ellipsis":
+    def key(self, tree: Node) -> Any:
+        if tree.data == "ellipsis":
             return Ellipsis
-        if isinstance(tree, Tree) and tree.data == "slice":
+        if tree.data == "slice":
             return slice(*(None if child is None else int(child) for child in tree.children))
-        return self.literal(tree)  # type: ignore[arg-type]
+        return self.literal(tree)
 
-    def access(self, tree: Tree) -> Access:
+    def access(self, tree: Node) -> Access:
         token, partitions, offset, pattern, dynamic, cast = tree.children
         tensor = self.find(token)
-        return Access(tensor, as_dtype(str(cast), self.loc(cast)) if cast else tensor.dtype, self.partitions(partitions),
-                      int(offset), self.pattern(pattern), self.dynamic(dynamic))
+        return Access(
+            tensor,
+            as_dtype(str(cast), self.loc(cast)) if cast else tensor.dtype,
+            self.partitions(partitions),
+            int(offset),
+            self.pattern(pattern),
+            self.dynamic(dynamic),
+        )
 
-    def memory(self, tree: Tree) -> Memory:
+    def memory(self, tree: Node) -> Memory:
         name, partitions, bank, byte, dtype, pattern, dynamic = tree.children
         start = int(bank.children[0]) * PSUM_BANK_BYTES if bank is not None else 0
-        return Memory(_MEMORIES[str(name)], self.partitions(partitions), start + int(byte, 16),
-                      as_dtype(str(dtype), self.loc(dtype)), self.pattern(pattern), self.dynamic(dynamic))
+        return Memory(
+            _MEMORIES[str(name)],
+            self.partitions(partitions),
+            start + int(byte, 16),
+            as_dtype(str(dtype), self.loc(dtype)),
+            self.pattern(pattern),
+            self.dynamic(dynamic),
+        )
 
     @staticmethod
-    def partitions(tree: Tree | None) -> tuple[int, int] | None:
+    def partitions(tree: Node) -> tuple[int, int] | None:
         if tree is None:
             return None
         start, end = (int(child) for child in tree.children)
         return start, end - start
 
     @staticmethod
-    def pattern(tree: Tree | None) -> tuple[tuple[int, int], ...]:
+    def pattern(tree: Node) -> tuple[tuple[int, int], ...]:
         if tree is None:
             return ((1, 1),)
         return tuple((int(pair.children[0]), int(pair.children[1])) for pair in tree.children)
 
-    def dynamic(self, tree: Tree | None) -> Dynamic | None:
+    def dynamic(self, tree: Node) -> Dynamic | None:
         if tree is None:
             return None
         kind, index, stride, walk, first, bound = tree.children
         if kind not in ("scalar", "vector"):
-            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind))
+            raise KernelError(
+                "E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind)
+            )
         return Dynamic(str(kind), self.operand(index), int(stride), int(bound), int(walk or 0), int(first))

@@ -12,8 +12,22 @@ from typing import Any
 from .dtypes import Dtype
 from .errors import Loc
 from .graph import (
-    Access, Address, Core, Dynamic, Gate, Instruction, Loop, LoopTag, Memory, Module, Operand, Queue, Statement, Step,
-    Tensor, View,
+    Access,
+    Address,
+    Core,
+    Dynamic,
+    Gate,
+    Instruction,
+    Loop,
+    LoopTag,
+    Memory,
+    Module,
+    Operand,
+    Queue,
+    Statement,
+    Step,
+    Tensor,
+    View,
 )
 from .machine import Space
 from .table import REQUIRED, TABLE
@@ -21,7 +35,11 @@ from .table import REQUIRED, TABLE
 __all__ = ["instruction_text", "operand_to_text", "to_text"]
 
 _MEMORY_NAMES = {
-    Space.SBUF: "sbuf", Space.PSUM: "psum", Space.HBM: "private", Space.SHARED_HBM: "shared", Space.REGISTER: "register",
+    Space.SBUF: "sbuf",
+    Space.PSUM: "psum",
+    Space.HBM: "private",
+    Space.SHARED_HBM: "shared",
+    Space.REGISTER: "register",
 }
 PSUM_BANK_BYTES = 2048
 

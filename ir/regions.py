@@ -47,17 +47,23 @@ class Region:
     def covers(self, other: Region) -> bool:
         """Does a write of this region certainly replace all of `other`?"""
         return (
-            self.certain and self.memory == other.memory and self.is_dense
-            and self.first_partition <= other.first_partition and other.end_partition <= self.end_partition
-            and self.start <= other.start and other.end <= self.end
+            self.certain
+            and self.memory == other.memory
+            and self.is_dense
+            and self.first_partition <= other.first_partition
+            and other.end_partition <= self.end_partition
+            and self.start <= other.start
+            and other.end <= self.end
         )
 
     def overlaps(self, other: Region) -> bool:
         """Do the two share a byte? Exact for static regions."""
         if (
             self.memory != other.memory
-            or self.end_partition <= other.first_partition or other.end_partition <= self.first_partition
-            or self.end <= other.start or other.end <= self.start
+            or self.end_partition <= other.first_partition
+            or other.end_partition <= self.first_partition
+            or self.end <= other.start
+            or other.end <= self.start
         ):
             return False
         if self.is_dense and other.is_dense:

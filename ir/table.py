@@ -22,8 +22,25 @@ from .machine import Engine, NCVersion, Space, Target, start_partitions
 from .operators import ACTIVATIONS, ALU, OpKind
 
 __all__ = [
-    "ANY", "FLOATS", "INTS", "NOT_PACKED", "TABLE", "Attr", "Bound", "OpAttr", "Param", "Read", "ReadWrite", "Role", "Row",
-    "Write", "check_instruction", "fail", "instruction", "lookup", "operand_text",
+    "ANY",
+    "FLOATS",
+    "INTS",
+    "NOT_PACKED",
+    "TABLE",
+    "Attr",
+    "Bound",
+    "OpAttr",
+    "Param",
+    "Read",
+    "ReadWrite",
+    "Role",
+    "Row",
+    "Write",
+    "check_instruction",
+    "fail",
+    "instruction",
+    "lookup",
+    "operand_text",
 ]
 
 ANY: frozenset[str] = frozenset(DTYPES)
@@ -130,8 +147,14 @@ class Attr:
             return None
         decoded = _decode(self.type, value)
         if decoded is REQUIRED:
-            raise KernelError("E105", f"{where} `{self.name}`: {value!r} is not accepted", loc=loc,
-                              limit=_type_text(self.type), actual=repr(value), hint=_nearest(self.type, value))
+            raise KernelError(
+                "E105",
+                f"{where} `{self.name}`: {value!r} is not accepted",
+                loc=loc,
+                limit=_type_text(self.type),
+                actual=repr(value),
+                hint=_nearest(self.type, value),
+            )
         return decoded
 
 
@@ -187,7 +210,12 @@ def _type_text(kind: Any) -> str:
         return "an activation function of nl: " + ", ".join(ACTIVATIONS)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(kind.__members__)
-    texts = {tuple: "a list or tuple of ints", "axes": "dimension numbers", "cores": "core numbers", "number": "a number"}
+    texts = {
+        tuple: "a list or tuple of ints",
+        "axes": "dimension numbers",
+        "cores": "core numbers",
+        "number": "a number",
+    }
     return texts.get(kind) or f"a value of type {kind.__name__}"
 
 
@@ -274,8 +302,20 @@ def instruction(
     if name in _ROWS:
         raise ValueError(f"instruction {name} is defined twice")
     row = Row(
-        name, doc, params, engines, choose_engine or (lambda instr, target: engines[0]), MappingProxyType(limits or {}),
-        checks, since, cycles, poison, formula, source, canonical, has_effects,
+        name,
+        doc,
+        params,
+        engines,
+        choose_engine or (lambda instr, target: engines[0]),
+        MappingProxyType(limits or {}),
+        checks,
+        since,
+        cycles,
+        poison,
+        formula,
+        source,
+        canonical,
+        has_effects,
     )
     _ROWS[name] = row
     return row
@@ -286,8 +326,13 @@ def lookup(name: str, loc: Loc | None = None) -> Row:
     row = _ROWS.get(name)
     if row is None:
         close = get_close_matches(name, list(_ROWS), 1)
-        raise KernelError("E107", f"no instruction {name}", loc=loc, actual=name,
-                          hint=f"did you mean {close[0]}?" if close else "`opennki isa` lists them")
+        raise KernelError(
+            "E107",
+            f"no instruction {name}",
+            loc=loc,
+            actual=name,
+            hint=f"did you mean {close[0]}?" if close else "`opennki isa` lists them",
+        )
     return row
 
 
@@ -320,8 +365,14 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
     """
     row = lookup(instr.op, instr.loc)
     if target.version < row.since:
-        raise KernelError("E108", f"{row.name} does not exist on {target}", loc=instr.loc, limit=f"{row.since.name} or later",
-                          actual=str(target), hint=f"set NEURON_PLATFORM_TARGET_OVERRIDE={row.since.name}")
+        raise KernelError(
+            "E108",
+            f"{row.name} does not exist on {target}",
+            loc=instr.loc,
+            limit=f"{row.since.name} or later",
+            actual=str(target),
+            hint=f"set NEURON_PLATFORM_TARGET_OVERRIDE={row.since.name}",
+        )
     for param in row.operands:
         _check_operand(instr, param, target)
     dims = bind_dims(instr, row)
@@ -329,12 +380,25 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
         bound = row.limit(dim, target.version)
         if bound is not None and size > bound:
             name = _operand_with(row, instr, dim)
-            raise fail(instr, "E102", name, f"dim {dim} is {size}, limit is {bound}", limit=f"{dim} <= {bound}",
-                       actual=size, hint=f"tile {dim} by {bound}")
+            raise fail(
+                instr,
+                "E102",
+                name,
+                f"dim {dim} is {size}, limit is {bound}",
+                limit=f"{dim} <= {bound}",
+                actual=size,
+                hint=f"tile {dim} by {bound}",
+            )
     if instr.engine not in (None, Engine.unknown, *row.engines):
         allowed = ", ".join(map(str, row.engines))
-        raise KernelError("E106", f"{row.name} does not run on {instr.engine}", loc=instr.loc, limit=allowed,
-                          actual=str(instr.engine), hint="leave engine out to let the compiler choose")
+        raise KernelError(
+            "E106",
+            f"{row.name} does not run on {instr.engine}",
+            loc=instr.loc,
+            limit=allowed,
+            actual=str(instr.engine),
+            hint="leave engine out to let the compiler choose",
+        )
     for check in row.checks:
         check(instr, target, dims)
     return dims
@@ -351,11 +415,25 @@ def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
             raise fail(instr, "E109", param.name, f"{operand} where a tensor belongs", limit="a tensor", actual=operand)
         return
     if operand.space not in param.spaces:
-        raise fail(instr, "E101", param.name, f"is in {operand.space}", limit=" or ".join(map(str, param.spaces)),
-                   actual=str(operand.space), hint=_space_hint(operand.space, param))
+        raise fail(
+            instr,
+            "E101",
+            param.name,
+            f"is in {operand.space}",
+            limit=" or ".join(map(str, param.spaces)),
+            actual=str(operand.space),
+            hint=_space_hint(operand.space, param),
+        )
     if operand.dtype not in param.dtypes:
-        raise fail(instr, "E103", param.name, f"dtype {operand.dtype}", limit=_dtype_text(param.dtypes),
-                   actual=str(operand.dtype), hint="copy it into a tile of one of these dtypes")
+        raise fail(
+            instr,
+            "E103",
+            param.name,
+            f"dtype {operand.dtype}",
+            limit=_dtype_text(param.dtypes),
+            actual=str(operand.dtype),
+            hint="copy it into a tile of one of these dtypes",
+        )
     if operand.space.is_on_chip:
         _check_partitions(instr, param, operand, target)
 
@@ -369,7 +447,11 @@ def _space_hint(space: Space, param: Param) -> str:
 
 
 def _dtype_text(dtypes: frozenset[str]) -> str:
-    for name, group in (("an integer dtype", INTS), ("a float dtype", FLOATS), ("any but the packed x4 dtypes", NOT_PACKED)):
+    for name, group in (
+        ("an integer dtype", INTS),
+        ("a float dtype", FLOATS),
+        ("any but the packed x4 dtypes", NOT_PACKED),
+    ):
         if dtypes == group:
             return name
     return ", ".join(sorted(dtypes))
@@ -378,18 +460,29 @@ def _dtype_text(dtypes: frozenset[str]) -> str:
 def _check_partitions(instr: Instruction, param: Param, operand: Any, target: Target) -> None:
     count = operand.shape[0]
     if count > target.partitions:
-        raise fail(instr, "E102", param.name,
-                   f"size of partition dimension {count} exceeds the architecture's limit of {target.partitions}",
-                   limit=f"partitions <= {target.partitions}", actual=count,
-                   hint=f"tile the partition dimension by {target.partitions}")
+        raise fail(
+            instr,
+            "E102",
+            param.name,
+            f"size of partition dimension {count} exceeds the architecture's limit of {target.partitions}",
+            limit=f"partitions <= {target.partitions}",
+            actual=count,
+            hint=f"tile the partition dimension by {target.partitions}",
+        )
     tensor = getattr(operand, "tensor", None)
     base = tensor.address.partition if tensor is not None and tensor.address is not None else 0
     first = operand.start_partition + base
     allowed = start_partitions(count)
     if param.whole_rule and first not in allowed:
-        raise fail(instr, "E102", param.name, f"{count} partitions start at partition {first}",
-                   limit=f"start partition in {{{', '.join(map(str, allowed))}}}", actual=first,
-                   hint="an engine reads from a quadrant boundary; move the rows with nc_stream_shuffle or a DMA")
+        raise fail(
+            instr,
+            "E102",
+            param.name,
+            f"{count} partitions start at partition {first}",
+            limit=f"start partition in {{{', '.join(map(str, allowed))}}}",
+            actual=first,
+            hint="an engine reads from a quadrant boundary; move the rows with nc_stream_shuffle or a DMA",
+        )
 
 
 def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
@@ -404,18 +497,35 @@ def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
             if dim[0].isdigit() and not dim.isdigit():
                 factor, dim = int(dim[0]), dim[1:]
                 if size % factor:
-                    raise fail(instr, "E104", param.name, f"{size} elements a partition", limit=f"a multiple of {factor}",
-                               actual=size)
+                    raise fail(
+                        instr,
+                        "E104",
+                        param.name,
+                        f"{size} elements a partition",
+                        limit=f"a multiple of {factor}",
+                        actual=size,
+                    )
                 size //= factor
             if dim.isdigit():
                 if size != int(dim):
-                    raise fail(instr, "E104", param.name, f"{size} elements a partition", limit=f"exactly {dim}",
-                               actual=size, hint="pass a tile with one element a partition, e.g. tile[:, 0:1]")
+                    raise fail(
+                        instr,
+                        "E104",
+                        param.name,
+                        f"{size} elements a partition",
+                        limit=f"exactly {dim}",
+                        actual=size,
+                        hint="pass a tile with one element a partition, e.g. tile[:, 0:1]",
+                    )
             elif dims.setdefault(dim, size) != size:
                 other = owner[dim]
                 raise fail(
-                    instr, "E104", param.name, f"dim {dim} is {size}, but {dims[dim]} in `{other}`",
-                    limit=f"equal {dim} ({_dim_text(param, dim)})", actual=f"{size} and {dims[dim]}",
+                    instr,
+                    "E104",
+                    param.name,
+                    f"dim {dim} is {size}, but {dims[dim]} in `{other}`",
+                    limit=f"equal {dim} ({_dim_text(param, dim)})",
+                    actual=f"{size} and {dims[dim]}",
                     hint=f"{operand_text(other, instr.operands[other])}; "
                     "partitions are never broadcast: copy the rows with nc_stream_shuffle or a stride-0 free view",
                 )
@@ -449,11 +559,23 @@ def check_alu(instr: Instruction, target: Target, *names: str, kinds: tuple[OpKi
         if op is None:
             continue
         if target.version < op.since:
-            raise fail(instr, "E108", name, f"{op} does not exist on {target}", limit=f"{op.since.name} or later",
-                       actual=str(target))
+            raise fail(
+                instr,
+                "E108",
+                name,
+                f"{op} does not exist on {target}",
+                limit=f"{op.since.name} or later",
+                actual=str(target),
+            )
         if kinds and op.kind not in kinds:
-            raise fail(instr, "E105", name, f"{op} is a {op.kind.value} operator",
-                       limit=" or ".join(k.value for k in kinds), actual=str(op))
+            raise fail(
+                instr,
+                "E105",
+                name,
+                f"{op} is a {op.kind.value} operator",
+                limit=" or ".join(k.value for k in kinds),
+                actual=str(op),
+            )
 
 
 def same_dtype(instr: Instruction, first: str, second: str) -> None:
@@ -461,8 +583,15 @@ def same_dtype(instr: Instruction, first: str, second: str) -> None:
     a, b = instr.operands[first], instr.operands[second]
     assert not isinstance(a, (int, float)) and not isinstance(b, (int, float))
     if a.dtype != b.dtype:
-        raise fail(instr, "E103", first, f"dtype {a.dtype}, but {second} is {b.dtype}", limit="equal dtypes",
-                   actual=f"{a.dtype} and {b.dtype}", hint=f"allocate {first} as {b.dtype}")
+        raise fail(
+            instr,
+            "E103",
+            first,
+            f"dtype {a.dtype}, but {second} is {b.dtype}",
+            limit="equal dtypes",
+            actual=f"{a.dtype} and {b.dtype}",
+            hint=f"allocate {first} as {b.dtype}",
+        )
 
 
 def dtype_of(instr: Instruction, name: str) -> Dtype | None:

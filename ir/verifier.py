@@ -11,7 +11,21 @@ from collections import Counter
 from collections.abc import Iterator
 
 from .errors import KernelError, Loc
-from .graph import Access, Core, Instruction, Loop, Memory, Module, Operand, Queue, Stage, Statement, Tensor, View, statements
+from .graph import (
+    Access,
+    Core,
+    Instruction,
+    Loop,
+    Memory,
+    Module,
+    Operand,
+    Queue,
+    Stage,
+    Statement,
+    Tensor,
+    View,
+    statements,
+)
 from .machine import Space, Target
 from .table import check_instruction, fail, lookup
 
@@ -38,9 +52,14 @@ def verify(module: Module) -> None:
             raise KernelError("E603", f"queues at stage {module.stage}", limit="stage bir")
     for result in module.results:
         if not result.space.is_hbm:
-            raise KernelError("E702", f"result %{result.tensor.name} is in {result.space}", loc=result.tensor.loc,
-                              limit="shared_hbm", actual=str(result.space),
-                              hint="create it with buffer=nl.shared_hbm and copy into it")
+            raise KernelError(
+                "E702",
+                f"result %{result.tensor.name} is in {result.space}",
+                loc=result.tensor.loc,
+                limit="shared_hbm",
+                actual=str(result.space),
+                hint="create it with buffer=nl.shared_hbm and copy into it",
+            )
 
 
 def _unique_names(module: Module) -> None:
@@ -69,17 +88,29 @@ def _check_loop(loop: Loop, module: Module) -> None:
         if isinstance(bound, (int, float)):
             continue
         if bound.space is not Space.REGISTER:
-            raise KernelError("E603", f"loop bound in {bound.space}", loc=loop.loc, limit="an int or a register",
-                              hint="load it into a register with nisa.register_load")
+            raise KernelError(
+                "E603",
+                f"loop bound in {bound.space}",
+                loc=loop.loc,
+                limit="an int or a register",
+                hint="load it into a register with nisa.register_load",
+            )
         _check_kind(bound, module.stage, "loop bound", loop.loc)
     if loop.kind == "for" and not (isinstance(loop.bounds[2], int) and loop.bounds[2] > 0):
-        raise KernelError("E801", f"loop step {loop.bounds[2]}", loc=loop.loc, limit="a positive int", actual=loop.bounds[2])
+        raise KernelError(
+            "E801", f"loop step {loop.bounds[2]}", loc=loop.loc, limit="a positive int", actual=loop.bounds[2]
+        )
 
 
 def _check_kind(operand: Operand, stage: Stage, what: str, loc: Loc | None) -> None:
     if not isinstance(operand, _KIND[stage]):
-        raise KernelError("E603", f"{what} is not {_NAMES[stage]}", loc=loc, limit=f"{_NAMES[stage]} at stage {stage}",
-                          actual=type(operand).__name__.lower())
+        raise KernelError(
+            "E603",
+            f"{what} is not {_NAMES[stage]}",
+            loc=loc,
+            limit=f"{_NAMES[stage]} at stage {stage}",
+            actual=type(operand).__name__.lower(),
+        )
 
 
 def _check_operand(instr: Instruction, name: str, operand: Operand, module: Module) -> None:
@@ -97,9 +128,15 @@ def _check_operand(instr: Instruction, name: str, operand: Operand, module: Modu
 def _check_index(instr: Instruction, name: str, index: Operand, module: Module) -> None:
     assert not isinstance(index, (int, float))
     if index.space not in (Space.SBUF, Space.REGISTER) or index.dtype not in ("int32", "uint32"):
-        raise fail(instr, "E303", name, f"dynamic offset of {index.dtype} in {index.space}",
-                   limit="int32 or uint32 in sbuf, or a register", actual=f"{index.dtype} @{index.space.value}",
-                   hint="copy the offset into an int32 tile")
+        raise fail(
+            instr,
+            "E303",
+            name,
+            f"dynamic offset of {index.dtype} in {index.space}",
+            limit="int32 or uint32 in sbuf, or a register",
+            actual=f"{index.dtype} @{index.space.value}",
+            hint="copy the offset into an int32 tile",
+        )
     if index.index is not None:
         raise fail(instr, "E303", name, "the dynamic offset is itself dynamically addressed", limit="a static operand")
     _check_operand(instr, name, index, module)
@@ -114,19 +151,37 @@ def _check_access(instr: Instruction, name: str, access: Access) -> None:
     if access.partitions is not None:
         start, count = access.partitions
         if start < 0 or count < 1 or start + count > tensor.partitions:
-            raise fail(instr, "E306", name, f"partitions {start}:{start + count}", limit=f"inside 0:{tensor.partitions}",
-                       actual=f"{start}:{start + count}")
+            raise fail(
+                instr,
+                "E306",
+                name,
+                f"partitions {start}:{start + count}",
+                limit=f"inside 0:{tensor.partitions}",
+                actual=f"{start}:{start + count}",
+            )
         if len(access.pattern) > MAX_FREE_DIMS:
-            raise fail(instr, "E307", name, f"{len(access.pattern)} free dimensions after folding",
-                       limit=f"{MAX_FREE_DIMS} [step x count] pairs", actual=access.pattern,
-                       hint="copy the view into a contiguous tile first")
+            raise fail(
+                instr,
+                "E307",
+                name,
+                f"{len(access.pattern)} free dimensions after folding",
+                limit=f"{MAX_FREE_DIMS} [step x count] pairs",
+                actual=access.pattern,
+                hint="copy the view into a contiguous tile first",
+            )
     if any(count < 1 or step < 0 for step, count in access.pattern):
         raise fail(instr, "E306", name, f"pattern {access.pattern}", limit="counts >= 1, steps >= 0")
     first = access.dynamic is not None and access.dynamic.kind == "vector"
     extent = 1 + sum(step * (count - 1) for step, count in access.pattern[1 if first else 0 :])
     if access.offset < 0 or access.offset + extent > row:
-        raise fail(instr, "E306", name, f"elements {access.offset} to {access.offset + extent - 1}",
-                   limit=f"elements 0 to {row - 1}", actual=access.offset + extent - 1)
+        raise fail(
+            instr,
+            "E306",
+            name,
+            f"elements {access.offset} to {access.offset + extent - 1}",
+            limit=f"elements 0 to {row - 1}",
+            actual=access.offset + extent - 1,
+        )
 
 
 def _check_memory(instr: Instruction, name: str, memory: Memory, target: Target) -> None:
@@ -136,11 +191,13 @@ def _check_memory(instr: Instruction, name: str, memory: Memory, target: Target)
     extent = 1 + sum(step * (count - 1) for step, count in memory.pattern[1 if first else 0 :])
     end = memory.byte + extent * memory.dtype.nbytes
     if memory.byte < 0 or end > size or any(count < 1 or step < 0 for step, count in memory.pattern):
-        raise fail(instr, "E201", name, f"bytes {memory.byte} to {end} of {memory.space}", limit=f"{size} bytes", actual=end)
+        raise fail(
+            instr, "E201", name, f"bytes {memory.byte} to {end} of {memory.space}", limit=f"{size} bytes", actual=end
+        )
     if memory.space.is_on_chip != (memory.partitions is not None):
         raise fail(instr, "E306", name, "partitions belong to on-chip operands alone", limit="p0:p1, ... on chip")
     if memory.partitions is not None and not (
-        0 <= memory.partitions[0] and memory.partitions[1] >= 1 and sum(memory.partitions) <= target.partitions
+        memory.partitions[0] >= 0 and memory.partitions[1] >= 1 and sum(memory.partitions) <= target.partitions
     ):
         raise fail(instr, "E306", name, f"partitions {memory.partitions}", limit=f"inside 0:{target.partitions}")
 
@@ -156,7 +213,9 @@ def _check_blocks(body: tuple[Statement, ...], core: Core) -> None:
             block = []
             _check_blocks(statement.body, core)
         else:
-            raise KernelError("E603", f"{statement.op} outside a queue", loc=statement.loc, limit="queue NAME { ... } at stage bir")
+            raise KernelError(
+                "E603", f"{statement.op} outside a queue", loc=statement.loc, limit="queue NAME { ... } at stage bir"
+            )
     _check_semaphores(block)
 
 
@@ -178,7 +237,10 @@ def _check_semaphores(block: list[Queue]) -> None:
             for semaphore in instr.waits:
                 if sent[semaphore.peer, queue.name] < semaphore.value:
                     raise KernelError(
-                        "E504", f"queue {queue.name} waits for {semaphore.peer} >= {semaphore.value}", loc=instr.loc,
+                        "E504",
+                        f"queue {queue.name} waits for {semaphore.peer} >= {semaphore.value}",
+                        loc=instr.loc,
                         limit=f"at most {sent[semaphore.peer, queue.name]}: all that {semaphore.peer} signals",
-                        actual=semaphore.value, hint="this wait never ends",
+                        actual=semaphore.value,
+                        hint="this wait never ends",
                     )

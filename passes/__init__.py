@@ -15,6 +15,15 @@ from . import (
 )
 
 __all__ = [
-    "allocate", "assign_engines", "check_gates", "check_initialised", "check_limits", "check_races",
-    "dead_code", "fold_layouts", "lower", "resolve_accumulation", "synchronise",
+    "allocate",
+    "assign_engines",
+    "check_gates",
+    "check_initialised",
+    "check_limits",
+    "check_races",
+    "dead_code",
+    "fold_layouts",
+    "lower",
+    "resolve_accumulation",
+    "synchronise",
 ]

@@ -88,15 +88,11 @@ def _capacity(space: Space, target: Target) -> int:
     return {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}[space]
 
 
-def _first_fit(
-    tensors: list[Tensor], ranges: dict[str, LiveRange], space: Space, target: Target
-) -> dict[str, Tensor]:
+def _first_fit(tensors: list[Tensor], ranges: dict[str, LiveRange], space: Space, target: Target) -> dict[str, Tensor]:
     never = LiveRange(0, 0)
     live = [(tensor, ranges.get(tensor.name, never)) for tensor in tensors]
     capacity = _capacity(space, target)
-    pinned = [
-        _Placed(t, r, t.address.byte, t.address.byte + t.row_bytes) for t, r in live if t.address is not None
-    ]
+    pinned = [_Placed(t, r, t.address.byte, t.address.byte + t.row_bytes) for t, r in live if t.address is not None]
     _check_pinned(pinned, capacity, space)
     result = {p.tensor.name: p.tensor for p in pinned}
     active: list[_Placed] = []
@@ -120,15 +116,29 @@ def _check_pinned(pinned: list[_Placed], capacity: int, space: Space) -> None:
     for number, one in enumerate(pinned):
         assert one.tensor.address is not None
         if one.end > capacity or one.tensor.address.partition + one.tensor.partitions > 128:
-            raise KernelError("E201", f"%{one.tensor.name} is pinned past the end of {space}", loc=one.tensor.loc,
-                              operand=one.tensor, limit=f"{capacity} bytes a partition, 128 partitions", actual=one.end,
-                              hint="lower the address, or leave it out to let the compiler place the tensor")
+            raise KernelError(
+                "E201",
+                f"%{one.tensor.name} is pinned past the end of {space}",
+                loc=one.tensor.loc,
+                operand=one.tensor,
+                limit=f"{capacity} bytes a partition, 128 partitions",
+                actual=one.end,
+                hint="lower the address, or leave it out to let the compiler place the tensor",
+            )
         for other in pinned[:number]:
-            if one.start < other.end and other.start < one.end and one.live.meets(other.live) and _share_rows(one, other):
+            if (
+                one.start < other.end
+                and other.start < one.end
+                and one.live.meets(other.live)
+                and _share_rows(one, other)
+            ):
                 raise KernelError(
-                    "E202", f"%{one.tensor.name} and %{other.tensor.name} overlap in {space} while both live",
-                    loc=one.tensor.loc, operand=f"{one.tensor}, bytes {one.start} to {one.end}",
-                    limit="live tensors share no byte", actual=f"%{other.tensor.name} has bytes {other.start} to {other.end}",
+                    "E202",
+                    f"%{one.tensor.name} and %{other.tensor.name} overlap in {space} while both live",
+                    loc=one.tensor.loc,
+                    operand=f"{one.tensor}, bytes {one.start} to {one.end}",
+                    limit="live tensors share no byte",
+                    actual=f"%{other.tensor.name} has bytes {other.start} to {other.end}",
                     hint="move one of them, or finish the work on the first before the second is written",
                     notes=(f"%{other.tensor.name} was created at {other.tensor.loc}",) if other.tensor.loc else (),
                 )
@@ -137,7 +147,10 @@ def _check_pinned(pinned: list[_Placed], capacity: int, space: Space) -> None:
 def _share_rows(one: _Placed, other: _Placed) -> bool:
     a, b = one.tensor, other.tensor
     assert a.address is not None and b.address is not None
-    return a.address.partition < b.address.partition + b.partitions and b.address.partition < a.address.partition + a.partitions
+    return (
+        a.address.partition < b.address.partition + b.partitions
+        and b.address.partition < a.address.partition + a.partitions
+    )
 
 
 def _overflow(
@@ -156,8 +169,13 @@ def _overflow(
         notes.append(f"and {len(rows) - 12} more")
     what = "registers" if space is Space.REGISTER else f"bytes a partition of {space}"
     return KernelError(
-        "E201", f"%{tensor.name} does not fit: {total} {what} are live, there are {capacity}", loc=tensor.loc,
-        operand=tensor, limit=f"{capacity} {what}", actual=total, notes=tuple(notes),
+        "E201",
+        f"%{tensor.name} does not fit: {total} {what} are live, there are {capacity}",
+        loc=tensor.loc,
+        operand=tensor,
+        limit=f"{capacity} {what}",
+        actual=total,
+        notes=tuple(notes),
         hint="tile the free dimension, reuse a tile, or end the work on one tensor before the next is created",
     )
 
@@ -200,4 +218,6 @@ def memory_use(core: Core) -> MemoryUse:
     for tensor in _declared(core):
         if tensor.address is not None:
             ends[tensor.space] = max(ends[tensor.space], tensor.address.byte + tensor.row_bytes)
-    return MemoryUse(ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in _declared(core) if t.space is Space.HBM))
+    return MemoryUse(
+        ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in _declared(core) if t.space is Space.HBM)
+    )

@@ -66,10 +66,18 @@ def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]]
         extra = more[min(len(here), len(there))]
         name = " ".join(map(str, key)) if key[0] != "sendrecv" else f"sendrecv of pipe {key[1]}"
         raise KernelError(
-            "E503", f"core {core} waits at {name}, which core {1 - core} never reaches", loc=extra.loc,
-            limit="both cores meet equally often", actual=f"{len(here)} times on core 0, {len(there)} on core 1",
+            "E503",
+            f"core {core} waits at {name}, which core {1 - core} never reaches",
+            loc=extra.loc,
+            limit="both cores meet equally often",
+            actual=f"{len(here)} times on core 0, {len(there)} on core 1",
             hint="give both cores the same control flow",
-            notes=tuple(f"core {c} meets at {i.loc}" for c, side in enumerate((here, there)) for i in side[-1:] if i is not extra),
+            notes=tuple(
+                f"core {c} meets at {i.loc}"
+                for c, side in enumerate((here, there))
+                for i in side[-1:]
+                if i is not extra
+            ),
         )
 
 
@@ -79,15 +87,26 @@ def _check_pair(one: Instruction, other: Instruction) -> None:
         return
     for core, (mine, its) in enumerate(((one, other), (other, one))):
         if mine.attrs["recv_from_rank"] != 1 - core or mine.attrs["send_to_rank"] != 1 - core:
-            raise KernelError("E503", f"sendrecv on core {core} names rank {mine.attrs['send_to_rank']} and "
-                              f"{mine.attrs['recv_from_rank']}", loc=mine.loc, limit=f"rank {1 - core}, the other core",
-                              actual=mine.attrs["recv_from_rank"], hint="send_to_rank = recv_from_rank = 1 - program_id")
+            raise KernelError(
+                "E503",
+                f"sendrecv on core {core} names rank {mine.attrs['send_to_rank']} and {mine.attrs['recv_from_rank']}",
+                loc=mine.loc,
+                limit=f"rank {1 - core}, the other core",
+                actual=mine.attrs["recv_from_rank"],
+                hint="send_to_rank = recv_from_rank = 1 - program_id",
+            )
         dst, src = mine.operands["dst"], its.operands["src"]
         assert isinstance(dst, Access) and isinstance(src, Access)
         if dst.shape != src.shape or dst.dtype != src.dtype:
-            raise KernelError("E503", f"sendrecv: core {core} receives {dst.dtype}{list(dst.shape)}, core {1 - core} sends "
-                              f"{src.dtype}{list(src.shape)}", loc=mine.loc, limit="equal shapes and dtypes",
-                              hint="pad the smaller tile", notes=(f"the other end is at {its.loc}",))
+            raise KernelError(
+                "E503",
+                f"sendrecv: core {core} receives {dst.dtype}{list(dst.shape)}, core {1 - core} sends "
+                f"{src.dtype}{list(src.shape)}",
+                loc=mine.loc,
+                limit="equal shapes and dtypes",
+                hint="pad the smaller tile",
+                notes=(f"the other end is at {its.loc}",),
+            )
 
 
 class _Order:
@@ -114,7 +133,7 @@ def _happens_before(programs: list[list[Instruction]], meetings: list[list[int]]
             ends[meeting_key(program[node])][core].append(node)  # type: ignore[index]
     for here, there in ends.values():
         merged.update({(1, b): (0, a) for a, b in zip(here, there, strict=True)})
-    graph = nx.DiGraph()
+    graph: nx.DiGraph = nx.DiGraph()
     for core, program in enumerate(programs):
         for a, b in dependence_graph(program, core).edges:
             graph.add_edge(merged.get((core, a), (core, a)), merged.get((core, b), (core, b)))
@@ -154,10 +173,17 @@ def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Tou
 def _race(one: Instruction, other: Instruction, first: Touch, second: Touch) -> KernelError:
     operand = one.operands[first[1]]
     assert isinstance(operand, Access)
-    what = {(True, True): "both write", (True, False): "core 0 writes and core 1 reads", (False, True): "core 0 reads and core 1 writes"}
+    what = {
+        (True, True): "both write",
+        (True, False): "core 0 writes and core 1 reads",
+        (False, True): "core 0 reads and core 1 writes",
+    }
     return KernelError(
-        "E502", f"race: {what[first[3], second[3]]} %{operand.tensor.name} in no order", loc=one.loc,
-        operand=f"%{operand.tensor.name}: {operand.tensor.type_text}", limit="ordered by core_barrier or sendrecv",
+        "E502",
+        f"race: {what[first[3], second[3]]} %{operand.tensor.name} in no order",
+        loc=one.loc,
+        operand=f"%{operand.tensor.name}: {operand.tensor.type_text}",
+        limit="ordered by core_barrier or sendrecv",
         actual=f"{one.op} on core 0, {other.op} on core 1",
         hint="put nisa.core_barrier(tensor, (0, 1)) between the two, or give each core its own part",
         notes=(f"core 1: {other.loc}",),

@@ -71,8 +71,7 @@ class _Memory:
         bounds[: len(kept)] = self.bounds[kept]
         self.bounds, self.dead = bounds, 0
         self.reads = {
-            (entry[3], entry[0]): slot
-            for slot, entry in enumerate(self.entries) if entry is not None and not entry[2]
+            (entry[3], entry[0]): slot for slot, entry in enumerate(self.entries) if entry is not None and not entry[2]
         }
 
 
@@ -82,7 +81,7 @@ def dependence_graph(block: Sequence[Instruction], core: int) -> nx.DiGraph:
     Edge attribute `kinds`: RAW (v reads what u wrote), WAR (v overwrites what u reads), WAW, ORDER (asked for by the
     author). Edges that follow from a full overwrite in between are left out.
     """
-    graph = nx.DiGraph()
+    graph: nx.DiGraph = nx.DiGraph()
     memories: dict[str, _Memory] = {}
     labels: dict[str, int] = {}
     for node, instr in enumerate(block):

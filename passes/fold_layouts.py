@@ -38,9 +38,7 @@ def _fold_statement(statement: Statement) -> Statement:
     assert isinstance(statement, Instruction)
     row = lookup(statement.op, statement.loc)
     try:
-        operands = {
-            name: fold(operand, row.operand(name).keeps_dims) for name, operand in statement.operands.items()
-        }
+        operands = {name: fold(operand, row.operand(name).keeps_dims) for name, operand in statement.operands.items()}
     except KernelError as error:
         error.loc = error.loc or statement.loc
         raise
@@ -68,8 +66,13 @@ def _split(layout: Layout) -> tuple[tuple[int, int] | None, int, Pairs]:
         return None, layout.offset, pairs
     step, count = pairs[0]
     if count > 1 and step != layout.row:
-        raise KernelError("E302", f"the partition dimension steps {step} elements, one partition is {layout.row}",
-                          limit=f"step {layout.row}", actual=step, hint="keep the partition dimension first and whole")
+        raise KernelError(
+            "E302",
+            f"the partition dimension steps {step} elements, one partition is {layout.row}",
+            limit=f"step {layout.row}",
+            actual=step,
+            hint="keep the partition dimension first and whole",
+        )
     return (layout.offset // layout.row, count), layout.offset % layout.row, pairs[1:] or ((1, 1),)
 
 

@@ -40,7 +40,9 @@ def live_ranges(core: Core) -> dict[str, LiveRange]:
 
     def touch(tensor: Tensor, at: int) -> None:
         old = ranges.get(tensor.name)
-        ranges[tensor.name] = LiveRange(at if old is None else min(old.start, at), at if old is None else max(old.end, at))
+        ranges[tensor.name] = LiveRange(
+            at if old is None else min(old.start, at), at if old is None else max(old.end, at)
+        )
         for scope in open_loops:
             scope.touched.add(tensor.name)
 

@@ -56,8 +56,13 @@ def _place(operand: Operand) -> Operand:
         return operand
     tensor = operand.tensor
     if tensor.address is None:
-        raise KernelError("E204", f"%{tensor.name} has no address", loc=tensor.loc, limit="an address for every tensor",
-                          hint="run the pass allocate before lower")
+        raise KernelError(
+            "E204",
+            f"%{tensor.name} has no address",
+            loc=tensor.loc,
+            limit="an address for every tensor",
+            hint="run the pass allocate before lower",
+        )
     partitions = operand.partitions
     if partitions is not None:
         partitions = (partitions[0] + tensor.address.partition, partitions[1])

@@ -54,8 +54,13 @@ def run_passes(module: Module, names: Iterable[str], observe: Callable[[str, Mod
     for name in names:
         if name not in PASSES:
             close = get_close_matches(name, list(PASSES), 1)
-            raise KernelError("E707", f"no pass {name}", limit=", ".join(PASSES), actual=name,
-                              hint=f"did you mean {close[0]}?" if close else None)
+            raise KernelError(
+                "E707",
+                f"no pass {name}",
+                limit=", ".join(PASSES),
+                actual=name,
+                hint=f"did you mean {close[0]}?" if close else None,
+            )
         module = PASSES[name](module)
         verify(module)
         if observe is not None:

@@ -10,7 +10,9 @@ from ..ir.graph import Instruction, Loop, Queue, Statement
 __all__ = ["map_statements"]
 
 
-def map_statements(body: tuple[Statement, ...], change: Callable[[Statement], Statement | None]) -> tuple[Statement, ...]:
+def map_statements(
+    body: tuple[Statement, ...], change: Callable[[Statement], Statement | None]
+) -> tuple[Statement, ...]:
     """`body` with every instruction and loop changed, loop bodies first; None drops a statement."""
     result = []
     for statement in body:

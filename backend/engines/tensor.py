@@ -53,8 +53,14 @@ def _adding_columns(op: BoundOp) -> np.ndarray:
     """bool[N]: which columns of dst add to what is there."""
     runs = op.attrs["overwrites"]
     if not runs:
-        raise fail(op.instr, "E205", "accumulate", "None is not resolved", limit="true, false, or overwrites=[[first, count], ...]",
-                   hint="run the pass resolve-accumulation")
+        raise fail(
+            op.instr,
+            "E205",
+            "accumulate",
+            "None is not resolved",
+            limit="true, false, or overwrites=[[first, count], ...]",
+            hint="run the pass resolve-accumulation",
+        )
     adds = np.ones(int(np.prod(op.shape("dst")[1:])), bool)
     for first, count in runs:
         adds[first : first + count] = False

@@ -10,7 +10,7 @@ from ..graph import Instruction
 from ..machine import Space, Target
 from ..table import dtype_of
 
-__all__ = ["GPSIMD_BASE", "MIN_II", "per_element", "two_inputs", "copy_cycles"]
+__all__ = ["GPSIMD_BASE", "MIN_II", "copy_cycles", "per_element", "two_inputs"]
 
 MIN_II = 64  # issue interval below which no instruction goes
 GPSIMD_BASE = 150  # fixed part of the published GpSimd formulas

@@ -7,6 +7,7 @@ passes/assign_engines.py); inside one, transfers run in order.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from ..graph import Access, Instruction, Memory, Operand, View
 from ..machine import DGEMode, Engine, NCVersion, OOBMode, Target
@@ -33,8 +34,15 @@ def _equal_count(instr: Instruction, target: Target, dims: dict[str, int]) -> No
     dst, src = _size(instr.operands["dst"]), _size(instr.operands["src"])
     if dst != src:
         shapes = [instr.operands[name].shape for name in ("dst", "src")]  # type: ignore[union-attr]
-        raise fail(instr, "E104", "src", f"{src} elements for {dst} in dst", limit="equal element counts",
-                   actual=f"dst {shapes[0]}, src {shapes[1]}", hint="elements pair in row-major order; shapes may differ")
+        raise fail(
+            instr,
+            "E104",
+            "src",
+            f"{src} elements for {dst} in dst",
+            limit="equal element counts",
+            actual=f"dst {shapes[0]}, src {shapes[1]}",
+            hint="elements pair in row-major order; shapes may differ",
+        )
 
 
 def _descriptors(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -43,32 +51,68 @@ def _descriptors(instr: Instruction, target: Target, dims: dict[str, int]) -> No
     kinds = {name: dynamic_kind(instr.operands.get(name)) for name in ("dst", "src")}
     for name, kind in kinds.items():
         if kind == "vector" and mode in (DGEMode.hwdge, DGEMode.none):
-            raise fail(instr, "E105", "dge_mode", f"{mode.name} with a vector offset in {name}", limit="swdge or unknown",
-                       actual=mode.name, hint="only GpSimd builds the descriptors of a gather or scatter")
+            raise fail(
+                instr,
+                "E105",
+                "dge_mode",
+                f"{mode.name} with a vector offset in {name}",
+                limit="swdge or unknown",
+                actual=mode.name,
+                hint="only GpSimd builds the descriptors of a gather or scatter",
+            )
     if all(kind is not None for kind in kinds.values()) and "vector" in kinds.values():
-        raise fail(instr, "E105", "src", "both operands are indirect", limit="a gather or a scatter",
-                   hint="gather into SBUF, then scatter from there")
+        raise fail(
+            instr,
+            "E105",
+            "src",
+            "both operands are indirect",
+            limit="a gather or a scatter",
+            hint="gather into SBUF, then scatter from there",
+        )
     engine = instr.engine or Engine.unknown
-    if engine not in (Engine.unknown, Engine.dma) and (mode is not DGEMode.hwdge or engine not in (Engine.sync, Engine.scalar)):
-        raise fail(instr, "E106", "engine", f"{engine} with dge_mode {mode.name}", limit="sync or scalar, with hwdge alone",
-                   actual=str(engine))
+    if engine not in (Engine.unknown, Engine.dma) and (
+        mode is not DGEMode.hwdge or engine not in (Engine.sync, Engine.scalar)
+    ):
+        raise fail(
+            instr,
+            "E106",
+            "engine",
+            f"{engine} with dge_mode {mode.name}",
+            limit="sync or scalar, with hwdge alone",
+            actual=str(engine),
+        )
     if mode is DGEMode.hwdge and instr.op == "dma_copy":
         same_dtype(instr, "dst", "src")
     if instr.attrs["priority"] is not None and not 0 <= instr.attrs["priority"] <= 3:
-        raise fail(instr, "E105", "priority", f"{instr.attrs['priority']}", limit="0 to 3", actual=instr.attrs["priority"])
+        raise fail(
+            instr, "E105", "priority", f"{instr.attrs['priority']}", limit="0 to 3", actual=instr.attrs["priority"]
+        )
     if instr.attrs["priority"] is not None and target.version < NCVersion.gen4:
         raise fail(instr, "E108", "priority", f"on {target}", limit="gen4 or later", actual=str(target))
     if instr.attrs["oob_mode"] is OOBMode.skip and not any(kinds.values()):
-        raise fail(instr, "E105", "oob_mode", "skip without a dynamic address", limit="a scalar or vector offset",
-                   hint="static addresses are checked when compiling; leave oob_mode out")
+        raise fail(
+            instr,
+            "E105",
+            "oob_mode",
+            "skip without a dynamic address",
+            limit="a scalar or vector offset",
+            hint="static addresses are checked when compiling; leave oob_mode out",
+        )
 
 
 def _packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     dst, src = dtype_of(instr, "dst"), dtype_of(instr, "src")
     assert dst is not None and src is not None
     if dst != src and (dst.is_packed or src.is_packed):
-        raise fail(instr, "E103", "src", f"{src} to {dst}", limit="equal dtypes for packed x4 words", actual=f"{src} and {dst}",
-                   hint="view() one of them as the other's dtype")
+        raise fail(
+            instr,
+            "E103",
+            "src",
+            f"{src} to {dst}",
+            limit="equal dtypes for packed x4 words",
+            actual=f"{src} and {dst}",
+            hint="view() one of them as the other's dtype",
+        )
 
 
 def _no_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
@@ -109,12 +153,25 @@ def _transposed_shape(instr: Instruction, target: Target, dims: dict[str, int]) 
     legal = DEFAULT_AXES.get(len(src))
     axes = instr.attrs["axes"] or legal
     if legal is None or axes != legal:
-        raise fail(instr, "E105", "axes", f"{axes} of a source of {len(src)} dimensions",
-                   limit="(1,0), (2,1,0) or (3,1,2,0)", actual=axes)
+        raise fail(
+            instr,
+            "E105",
+            "axes",
+            f"{axes} of a source of {len(src)} dimensions",
+            limit="(1,0), (2,1,0) or (3,1,2,0)",
+            actual=axes,
+        )
     want = tuple(src[axis] for axis in legal)
     if dst != want:
-        raise fail(instr, "E104", "dst", f"shape {dst} for a source of {src}", limit=f"shape {want}", actual=dst,
-                   hint="the rank counts too; add a dimension of size 1 where needed")
+        raise fail(
+            instr,
+            "E104",
+            "dst",
+            f"shape {dst} for a source of {src}",
+            limit=f"shape {want}",
+            actual=dst,
+            hint="the rank counts too; add a dimension of size 1 where needed",
+        )
 
 
 def _transpose_paths(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -131,15 +188,28 @@ def _transpose_paths(instr: Instruction, target: Target, dims: dict[str, int]) -
             raise fail(instr, "E102", "src", f"last dimension {shape[-1]} with hwdge", limit="<= 128", actual=shape[-1])
         rows_ok = shape[0] == 16 if len(shape) == 2 else shape[0] in (1, 2, 4, 8, 16) and shape[0] * shape[-2] % 16 == 0
         if not rows_ok:
-            raise fail(instr, "E102", "src", f"shape {shape} with hwdge", actual=shape,
-                       limit="16 rows (2-D), or rows in {1,2,4,8,16} with rows * shape[-2] % 16 == 0 (3-D, 4-D)")
+            raise fail(
+                instr,
+                "E102",
+                "src",
+                f"shape {shape} with hwdge",
+                actual=shape,
+                limit="16 rows (2-D), or rows in {1,2,4,8,16} with rows * shape[-2] % 16 == 0 (3-D, 4-D)",
+            )
     elif dtype.nbytes not in (2, 4):
-        raise fail(instr, "E103", "src", f"dtype {dtype}", limit="a 2- or 4-byte dtype", actual=str(dtype),
-                   hint="view() pairs of bytes as a 2-byte dtype, or transpose on the Tensor engine")
+        raise fail(
+            instr,
+            "E103",
+            "src",
+            f"dtype {dtype}",
+            limit="a 2- or 4-byte dtype",
+            actual=str(dtype),
+            hint="view() pairs of bytes as a 2-byte dtype, or transpose on the Tensor engine",
+        )
 
 
 def _indirect_transpose(instr: Instruction, shape: tuple[int, ...], nbytes: int) -> None:
-    index = instr.operands["src"].index  # type: ignore[union-attr]
+    index: Any = instr.operands["src"].index  # type: ignore[union-attr]
     rows, columns = index.shape[0], prod(index.shape[1:])
     rules = (
         (nbytes == 2, "E103", "a 2-byte dtype", f"{nbytes} bytes"),
@@ -154,7 +224,6 @@ def _indirect_transpose(instr: Instruction, shape: tuple[int, ...], nbytes: int)
     for holds, code, limit, actual in rules:
         if not holds:
             raise fail(instr, code, "src", f"indirect transpose: {actual}", limit=limit, actual=actual)
-
 
 
 instruction(

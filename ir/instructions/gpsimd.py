@@ -18,9 +18,14 @@ def _pattern(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         raise fail(instr, "E105", "pattern", f"{pattern}", limit="one to four [step, count] pairs", actual=pattern)
     count = prod(pair[1] for pair in pattern)
     if count != dims["F"]:
-        raise fail(instr, "E104", "pattern", f"{count} elements, dst has {dims['F']} a partition",
-                   limit=f"product of the counts == {dims['F']}", actual=count)
-
+        raise fail(
+            instr,
+            "E104",
+            "pattern",
+            f"{count} elements, dst has {dims['F']} a partition",
+            limit=f"product of the counts == {dims['F']}",
+            actual=count,
+        )
 
 
 instruction(
@@ -43,9 +48,14 @@ instruction(
 
 def _count_slot(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     if dims["D"] != dims["F"] + 1:
-        raise fail(instr, "E104", "dst", f"{dims['D']} elements a partition for a source of {dims['F']}",
-                   limit=f"{dims['F'] + 1} (indices, then the count)", actual=dims["D"])
-
+        raise fail(
+            instr,
+            "E104",
+            "dst",
+            f"{dims['D']} elements a partition for a source of {dims['F']}",
+            limit=f"{dims['F'] + 1} (indices, then the count)",
+            actual=dims["D"],
+        )
 
 
 instruction(

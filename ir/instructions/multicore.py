@@ -21,7 +21,6 @@ def _cores(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         raise fail(instr, "E105", "cores", f"{cores}", limit="(0, 1), or one core (no effect)", actual=cores)
 
 
-
 instruction(
     "core_barrier",
     "Wait until every listed core has come here; orders writes to data before it with reads of data after it.",
@@ -50,9 +49,15 @@ def _sendrecv_rules(instr: Instruction, target: Target, dims: dict[str, int]) ->
         assert not isinstance(src, (int, float))
         size, limit = prod(src.shape[1:]) * src.dtype.nbytes, GPSIMD_DMA_BYTES[src.dtype.nbytes]
         if size > limit:
-            raise fail(instr, "E102", "src", f"{size} bytes a partition with gpsimd_dma", limit=f"<= {limit} bytes",
-                       actual=size, hint="use dma_engine.dma, or send in pieces")
-
+            raise fail(
+                instr,
+                "E102",
+                "src",
+                f"{size} bytes a partition with gpsimd_dma",
+                limit=f"<= {limit} bytes",
+                actual=size,
+                hint="use dma_engine.dma, or send in pieces",
+            )
 
 
 instruction(

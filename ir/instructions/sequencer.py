@@ -22,7 +22,6 @@ def _fits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         raise fail(instr, "E105", "src", f"{value}", limit="a 32-bit integer or a register", actual=value)
 
 
-
 instruction(
     "register_move",
     "dst = src, an integer or another register.",

@@ -8,7 +8,19 @@ from ..graph import Access, Instruction, Memory, View
 from ..machine import Engine, NCVersion, Space, Target
 from ..operators import ALU, OpKind
 from ..table import (
-    ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, Write, check_alu, dtype_of, fail, instruction, same_dtype,
+    ANY,
+    INTS,
+    PSUM,
+    SBUF,
+    Attr,
+    OpAttr,
+    Read,
+    Write,
+    check_alu,
+    dtype_of,
+    fail,
+    instruction,
+    same_dtype,
 )
 from .costs import MIN_II, copy_cycles, two_inputs
 
@@ -29,8 +41,15 @@ def gpsimd_sees_sbuf(instr: Instruction, target: Target, dims: dict[str, int]) -
         return
     for name, operand in instr.operands.items():
         if isinstance(operand, (View, Access, Memory)) and operand.space is Space.PSUM:
-            raise fail(instr, "E101", name, "is in psum, which GpSimd does not reach", limit="sbuf", actual="psum",
-                       hint="run it on the Vector engine, or copy the operand into SBUF")
+            raise fail(
+                instr,
+                "E101",
+                name,
+                "is in psum, which GpSimd does not reach",
+                limit="sbuf",
+                actual="psum",
+                hint="run it on the Vector engine, or copy the operand into SBUF",
+            )
 
 
 def exact_integers(instr: Instruction) -> bool:
@@ -45,14 +64,28 @@ def _op_kinds_match(instr: Instruction, target: Target, dims: dict[str, int]) ->
     check_alu(instr, target, *(name for name, _ in ops), kinds=(OpKind.BITVEC, OpKind.ARITH, OpKind.UNARY))
     bitvec = [op.is_bitvec for _, op in ops]
     if any(bitvec) and not all(bitvec):
-        raise fail(instr, "E105", "op1", "mixes a bitvec with an arithmetic operator", limit="two of one kind",
-                   actual=" and ".join(str(op) for _, op in ops), hint="use two instructions")
+        raise fail(
+            instr,
+            "E105",
+            "op1",
+            "mixes a bitvec with an arithmetic operator",
+            limit="two of one kind",
+            actual=" and ".join(str(op) for _, op in ops),
+            hint="use two instructions",
+        )
     if any(bitvec):
         for name, operand in instr.operands.items():
             legal = dtype_of(instr, name) in INTS if not isinstance(operand, (int, float)) else int(operand) == operand
             if not legal:
-                raise fail(instr, "E103", name, f"{ops[0][1]} works on integer bits", limit="an integer dtype",
-                           actual=str(dtype_of(instr, name) or operand), hint="view() the tile as an integer dtype")
+                raise fail(
+                    instr,
+                    "E103",
+                    name,
+                    f"{ops[0][1]} works on integer bits",
+                    limit="an integer dtype",
+                    actual=str(dtype_of(instr, name) or operand),
+                    hint="view() the tile as an integer dtype",
+                )
 
 
 # --- tensor_copy -----------------------------------------------------------------------------------------------
@@ -67,9 +100,15 @@ def _packed_copies_bits(instr: Instruction, target: Target, dims: dict[str, int]
     dst, src = dtype_of(instr, "dst"), dtype_of(instr, "src")
     assert dst is not None and src is not None
     if dst != src and (dst.is_packed or src.is_packed):
-        raise fail(instr, "E103", "src", f"{src} to {dst}", limit="equal dtypes for packed x4 words",
-                   actual=f"{src} and {dst}", hint="view() both as the same dtype")
-
+        raise fail(
+            instr,
+            "E103",
+            "src",
+            f"{src} to {dst}",
+            limit="equal dtypes for packed x4 words",
+            actual=f"{src} and {dst}",
+            hint="view() both as the same dtype",
+        )
 
 
 instruction(
@@ -102,15 +141,26 @@ def _memset_value(instr: Instruction, target: Target, dims: dict[str, int]) -> N
         return
     # An integral float is accepted for an integer tile: public kernels pass 0.0 for uint8 scale tiles.
     info = np.iinfo(dtype.storage)
-    if value != value or value in (float("inf"), float("-inf")) or int(value) != value or not info.min <= value <= info.max:
-        raise fail(instr, "E105", "value", f"{value} for a tile of {dtype}", limit=f"an integer in {info.min}..{info.max}",
-                   actual=value, hint="pass an integer that the dtype holds")
+    if (
+        value != value
+        or value in (float("inf"), float("-inf"))
+        or int(value) != value
+        or not info.min <= value <= info.max
+    ):
+        raise fail(
+            instr,
+            "E105",
+            "value",
+            f"{value} for a tile of {dtype}",
+            limit=f"an integer in {info.min}..{info.max}",
+            actual=value,
+            hint="pass an integer that the dtype holds",
+        )
 
 
 def _memset_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     half = instr.attrs["value"] == 0 and dtype_of(instr, "dst") in {"bfloat16", "float16"}
     return max(MIN_II, dims["F"] / 2 if half else dims["F"])
-
 
 
 instruction(
@@ -136,18 +186,39 @@ instruction(
 def _one_port(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """The two inputs are not both in PSUM."""
     if in_psum(instr, "data1") and in_psum(instr, "data2"):
-        raise fail(instr, "E101", "data2", "both inputs are in psum", limit="at most one input in psum",
-                   actual="psum and psum", hint="copy one of them into SBUF with tensor_copy")
+        raise fail(
+            instr,
+            "E101",
+            "data2",
+            "both inputs are in psum",
+            limit="at most one input in psum",
+            actual="psum and psum",
+            hint="copy one of them into SBUF with tensor_copy",
+        )
 
 
 def _tensor_tensor_ops(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     check_alu(instr, target, "op", kinds=(OpKind.BITVEC, OpKind.ARITH))
     if ALU[instr.attrs["op"]].arity != 2:
-        raise fail(instr, "E105", "op", f"{instr.attrs['op']} takes one input", limit="a binary operator",
-                   actual=instr.attrs["op"], hint="use tensor_scalar")
+        raise fail(
+            instr,
+            "E105",
+            "op",
+            f"{instr.attrs['op']} takes one input",
+            limit="a binary operator",
+            actual=instr.attrs["op"],
+            hint="use tensor_scalar",
+        )
     if instr.attrs["op"] == "power" and (in_psum(instr) or instr.engine is Engine.vector):
-        raise fail(instr, "E106", "op", "power runs on GpSimd alone", limit="tiles in SBUF, engine gpsimd or unknown",
-                   actual=str(instr.engine), hint="use exp(y * log(x)) on the Scalar engine")
+        raise fail(
+            instr,
+            "E106",
+            "op",
+            "power runs on GpSimd alone",
+            limit="tiles in SBUF, engine gpsimd or unknown",
+            actual=str(instr.engine),
+            hint="use exp(y * log(x)) on the Scalar engine",
+        )
     if ALU[instr.attrs["op"]].is_bitvec and instr.engine is Engine.gpsimd:
         raise fail(instr, "E106", "op", "bitvec operators run on the Vector engine", limit="vector", actual="gpsimd")
 
@@ -157,7 +228,6 @@ def _tensor_tensor_engine(instr: Instruction, target: Target) -> Engine:
     if op.name == "power" or (op.kind is OpKind.ARITH and exact_integers(instr)):
         return Engine.gpsimd
     return Engine.vector
-
 
 
 instruction(
@@ -198,9 +268,20 @@ def _tensor_scalar_ops(instr: Instruction, target: Target, dims: dict[str, int])
             raise fail(instr, "E105", operand, f"{given} takes no operand", limit="None or 0", actual=value)
         if not unary and value is None:
             raise fail(instr, "E109", operand, f"missing for {given}", limit="a number or a [P,1] tile")
-        if not ALU[given].is_bitvec and dtype_of(instr, operand) not in (None, "float32") and not is_address_form(instr):
-            raise fail(instr, "E103", operand, f"dtype {dtype_of(instr, operand)}", limit="float32 for arithmetic operators",
-                       actual=str(dtype_of(instr, operand)), hint="copy it into a float32 tile")
+        if (
+            not ALU[given].is_bitvec
+            and dtype_of(instr, operand) not in (None, "float32")
+            and not is_address_form(instr)
+        ):
+            raise fail(
+                instr,
+                "E103",
+                operand,
+                f"dtype {dtype_of(instr, operand)}",
+                limit="float32 for arithmetic operators",
+                actual=str(dtype_of(instr, operand)),
+                hint="copy it into a float32 tile",
+            )
     if attrs["op0"] is None and attrs["op1"] is None:
         raise fail(instr, "E109", "op0", "no operator given", limit="op0, op1 or both")
 
@@ -225,23 +306,47 @@ def _tensor_scalar_engines(instr: Instruction, target: Target, dims: dict[str, i
     bitvec = any(op and ALU[op].is_bitvec for op in ops)
     engine = instr.engine
     if engine is Engine.vector and "rsqrt" in ops:
-        raise fail(instr, "E106", "op0", "rsqrt does not run on the Vector engine", limit="gpsimd, or activation(rsqrt)",
-                   actual="vector")
+        raise fail(
+            instr,
+            "E106",
+            "op0",
+            "rsqrt does not run on the Vector engine",
+            limit="gpsimd, or activation(rsqrt)",
+            actual="vector",
+        )
     if engine is Engine.scalar and (bitvec or (target.version == NCVersion.gen3 and ops not in _SCALAR_ENGINE_GEN3)):
-        raise fail(instr, "E106", "op0", f"{ops[0]}, {ops[1]} does not run on the Scalar engine of {target}",
-                   limit="multiply, add, or multiply then add", actual=f"{ops[0]}, {ops[1]}",
-                   hint="use engine.vector, or activation with scale and bias")
+        raise fail(
+            instr,
+            "E106",
+            "op0",
+            f"{ops[0]}, {ops[1]} does not run on the Scalar engine of {target}",
+            limit="multiply, add, or multiply then add",
+            actual=f"{ops[0]}, {ops[1]}",
+            hint="use engine.vector, or activation with scale and bias",
+        )
     if engine is Engine.gpsimd and any(op and op != "rsqrt" for op in ops):
-        raise fail(instr, "E106", "op0", "GpSimd runs only rsqrt of tensor_scalar", limit="rsqrt",
-                   actual=f"{ops[0]}, {ops[1]}", hint="use engine.vector")
+        raise fail(
+            instr,
+            "E106",
+            "op0",
+            "GpSimd runs only rsqrt of tensor_scalar",
+            limit="rsqrt",
+            actual=f"{ops[0]}, {ops[1]}",
+            hint="use engine.vector",
+        )
     if "power" in ops:
-        raise fail(instr, "E106", "op0", "power is an operator of tensor_tensor alone", limit="tensor_tensor on GpSimd",
-                   actual="power")
+        raise fail(
+            instr,
+            "E106",
+            "op0",
+            "power is an operator of tensor_tensor alone",
+            limit="tensor_tensor on GpSimd",
+            actual="power",
+        )
 
 
 def _tensor_scalar_engine(instr: Instruction, target: Target) -> Engine:
     return Engine.gpsimd if "rsqrt" in (instr.attrs["op0"], instr.attrs["op1"]) else Engine.vector
-
 
 
 instruction(
@@ -283,12 +388,25 @@ def _transpose_sizes(instr: Instruction, target: Target, dims: dict[str, int]) -
     bound = 128 if engine is Engine.tensor else 32
     for dim in ("P", "F"):
         if dims[dim] > bound:
-            raise fail(instr, "E102", "data", f"dim {dim} is {dims[dim]}, limit is {bound} on the {engine} engine",
-                       limit=f"{dim} <= {bound}", actual=dims[dim],
-                       hint="tile it by 128 into a PSUM tile for the Tensor engine, by 32 for the Vector engine")
+            raise fail(
+                instr,
+                "E102",
+                "data",
+                f"dim {dim} is {dims[dim]}, limit is {bound} on the {engine} engine",
+                limit=f"{dim} <= {bound}",
+                actual=dims[dim],
+                hint="tile it by 128 into a PSUM tile for the Tensor engine, by 32 for the Vector engine",
+            )
     if engine is Engine.tensor and (in_psum(instr, "data") or not in_psum(instr, "dst")):
-        raise fail(instr, "E101", "dst", "the Tensor engine reads SBUF and writes PSUM", limit="data in sbuf, dst in psum",
-                   actual=f"{_space(instr, 'data')} to {_space(instr, 'dst')}", hint="allocate dst with buffer=nl.psum")
+        raise fail(
+            instr,
+            "E101",
+            "dst",
+            "the Tensor engine reads SBUF and writes PSUM",
+            limit="data in sbuf, dst in psum",
+            actual=f"{_space(instr, 'data')} to {_space(instr, 'dst')}",
+            hint="allocate dst with buffer=nl.psum",
+        )
 
 
 def _space(instr: Instruction, name: str) -> Space:
@@ -299,7 +417,6 @@ def _transpose_cycles(dims: dict[str, int], instr: Instruction, target: Target) 
     if instr.engine is Engine.tensor:
         return max(dims["P"], min(MIN_II, dims["F"]))
     return max(MIN_II, dims["F"])
-
 
 
 instruction(

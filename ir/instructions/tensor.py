@@ -17,21 +17,43 @@ def _dtypes(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     stationary, moving, dst = (dtype_of(instr, name) for name in ("stationary", "moving", "dst"))
     pair = f"{stationary} and {moving}"
     if (stationary in _WIDE) != (moving in _WIDE):
-        raise fail(instr, "E103", "moving", f"{pair} together", limit="float32/tfloat32 with float32/tfloat32 only",
-                   actual=pair, hint="copy one operand into a tile of the other's dtype")
+        raise fail(
+            instr,
+            "E103",
+            "moving",
+            f"{pair} together",
+            limit="float32/tfloat32 with float32/tfloat32 only",
+            actual=pair,
+            hint="copy one operand into a tile of the other's dtype",
+        )
     if {stationary, moving} == {"float8_e4m3", "float8_e4m3fn"}:
         raise fail(instr, "E103", "moving", f"{pair} together", limit="one of the two e4m3 formats", actual=pair)
     if target.version < NCVersion.gen4 and "float8_e4m3fn" in (stationary, moving):
-        raise fail(instr, "E108", "moving", f"float8_e4m3fn on {target}", limit="gen4 or later", actual=pair,
-                   hint="rescale to float8_e4m3 (largest value 240)")
+        raise fail(
+            instr,
+            "E108",
+            "moving",
+            f"float8_e4m3fn on {target}",
+            limit="gen4 or later",
+            actual=pair,
+            hint="rescale to float8_e4m3 (largest value 240)",
+        )
     if instr.attrs["is_transpose"]:
         legal = {str(stationary)}
     else:
         legal = {"float32", "bfloat16"} if target.version >= NCVersion.gen4 else {"float32"}
     if str(dst) not in legal:
-        raise fail(instr, "E103", "dst", f"dtype {dst}", limit=" or ".join(sorted(legal)), actual=str(dst),
-                   hint="a transpose keeps the dtype of its input" if instr.attrs["is_transpose"]
-                   else "allocate dst as float32; convert when copying it to SBUF")
+        raise fail(
+            instr,
+            "E103",
+            "dst",
+            f"dtype {dst}",
+            limit=" or ".join(sorted(legal)),
+            actual=str(dst),
+            hint="a transpose keeps the dtype of its input"
+            if instr.attrs["is_transpose"]
+            else "allocate dst as float32; convert when copying it to SBUF",
+        )
 
 
 def _one_bank(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -41,24 +63,38 @@ def _one_bank(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     size = dims["N"] * dst.dtype.nbytes
     limit = target.psum_bank_bytes if target.version < NCVersion.gen4 else target.psum_bytes
     if size > limit:
-        raise fail(instr, "E102", "dst", f"{size} bytes a partition, one PSUM bank holds {limit}", limit=f"N * size <= {limit} bytes",
-                   actual=size, hint=f"tile the moving operand by {limit // dst.dtype.nbytes} columns")
+        raise fail(
+            instr,
+            "E102",
+            "dst",
+            f"{size} bytes a partition, one PSUM bank holds {limit}",
+            limit=f"N * size <= {limit} bytes",
+            actual=size,
+            hint=f"tile the moving operand by {limit // dst.dtype.nbytes} columns",
+        )
     if target.version >= NCVersion.gen4 or isinstance(dst, Memory):
         return
     start = _byte_in_tensor(dst) % target.psum_bank_bytes
     span = start + _span_bytes(dst)
     if span > target.psum_bank_bytes:
-        raise fail(instr, "E102", "dst", f"crosses a PSUM bank: bytes {start} to {span} of a bank of {target.psum_bank_bytes}",
-                   limit="one bank", actual=span, hint="start each matmul's dst at a bank boundary (2048 bytes)")
+        raise fail(
+            instr,
+            "E102",
+            "dst",
+            f"crosses a PSUM bank: bytes {start} to {span} of a bank of {target.psum_bank_bytes}",
+            limit="one bank",
+            actual=span,
+            hint="start each matmul's dst at a bank boundary (2048 bytes)",
+        )
 
 
-def _byte_in_tensor(dst) -> int:  # noqa: ANN001 -- View or Access; PSUM tensors start at a bank
+def _byte_in_tensor(dst) -> int:
     if isinstance(dst, Access):
         return dst.offset * dst.dtype.nbytes
     return dst.layout.offset % dst.layout.row * dst.dtype.nbytes
 
 
-def _span_bytes(dst) -> int:  # noqa: ANN001
+def _span_bytes(dst) -> int:
     if isinstance(dst, Access):
         return dst.extent * dst.dtype.nbytes
     layout = dst.layout
@@ -70,8 +106,14 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """Row and column tiling of the array: both arguments or none, multiples of the tile, inside 128."""
     position, size = instr.attrs["tile_position"], instr.attrs["tile_size"]
     if bool(position) != bool(size):
-        raise fail(instr, "E105", "tile_position", "given without tile_size or the reverse", limit="both or none",
-                   actual=f"tile_position={position}, tile_size={size}")
+        raise fail(
+            instr,
+            "E105",
+            "tile_position",
+            "given without tile_size or the reverse",
+            limit="both or none",
+            actual=f"tile_position={position}, tile_size={size}",
+        )
     if not size:
         return
     for axis, what, used in ((0, "rows", dims["K"]), (1, "columns", dims["M"])):
@@ -79,24 +121,48 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         if tile not in (32, 64, 128):
             raise fail(instr, "E105", "tile_size", f"{tile} {what}", limit="32, 64 or 128", actual=tile)
         if start % tile or start + tile > 128:
-            raise fail(instr, "E105", "tile_position", f"{what} start at {start} with a tile of {tile}",
-                       limit=f"a multiple of {tile}, at most {128 - tile}", actual=start)
+            raise fail(
+                instr,
+                "E105",
+                "tile_position",
+                f"{what} start at {start} with a tile of {tile}",
+                limit=f"a multiple of {tile}, at most {128 - tile}",
+                actual=start,
+            )
         if used > tile:
-            raise fail(instr, "E102", "stationary", f"{used} {what}, the tile has {tile}", limit=f"{what} <= {tile}",
-                       actual=used)
+            raise fail(
+                instr,
+                "E102",
+                "stationary",
+                f"{used} {what}, the tile has {tile}",
+                limit=f"{what} <= {tile}",
+                actual=used,
+            )
     dst = instr.operands["dst"]
     # The public kernels that tile columns place dst at the partition of the tile: array column c drives partition c.
     if position[1] != dst.start_partition % 128 and size[1] != 128:  # type: ignore[union-attr]
-        raise fail(instr, "E105", "tile_position", f"column {position[1]}, but dst starts at partition "
-                   f"{dst.start_partition}", limit="dst starts at the partition of the column tile",  # type: ignore[union-attr]
-                   actual=position[1])
+        raise fail(
+            instr,
+            "E105",
+            "tile_position",
+            f"column {position[1]}, but dst starts at partition {dst.start_partition}",
+            limit="dst starts at the partition of the column tile",  # type: ignore[union-attr]
+            actual=position[1],
+        )
 
 
 def _identity(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """The moving operand of a transpose is the square identity of the contraction."""
     if instr.attrs["is_transpose"] and dims["K"] != dims["N"]:
-        raise fail(instr, "E104", "moving", f"{dims['K']} x {dims['N']} for a transpose", limit="a square identity matrix",
-                   actual=f"{dims['K']} x {dims['N']}", hint=f"pass the {dims['K']} x {dims['K']} identity as moving")
+        raise fail(
+            instr,
+            "E104",
+            "moving",
+            f"{dims['K']} x {dims['N']} for a transpose",
+            limit="a square identity matrix",
+            actual=f"{dims['K']} x {dims['N']}",
+            hint=f"pass the {dims['K']} x {dims['K']} identity as moving",
+        )
 
 
 def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -104,8 +170,14 @@ def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> Non
         return
     for name in ("stationary", "moving"):
         if dtype_of(instr, name) not in _FP8:
-            raise fail(instr, "E103", name, f"dtype {dtype_of(instr, name)} with double_row", limit="an fp8 dtype",
-                       actual=str(dtype_of(instr, name)))
+            raise fail(
+                instr,
+                "E103",
+                name,
+                f"dtype {dtype_of(instr, name)} with double_row",
+                limit="an fp8 dtype",
+                actual=str(dtype_of(instr, name)),
+            )
         operand = instr.operands[name]
         shape = operand.shape  # type: ignore[union-attr]
         # Folding merges the two rows with the columns; the author's view shows them.
@@ -124,13 +196,14 @@ def _cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     return columns * (2 if halved else 4)
 
 
-
 instruction(
     "nc_matmul",
     "dst[M,N] = stationary[K,M].T @ moving[K,N], accumulated in float32; contraction over the partitions.",
     (
         ReadWrite("dst", PSUM, dims="M N", dtypes=_MATMUL_OUT),
-        Read("stationary", SBUF, dims="K M", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2M")),
+        Read(
+            "stationary", SBUF, dims="K M", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2M")
+        ),
         Read("moving", SBUF, dims="K N", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2N")),
         Attr("is_stationary_onezero", bool, False, doc="hint: float32 operand of zeros and ones, twice as fast"),
         Attr("is_moving_onezero", bool, False, doc="hint, as is_stationary_onezero"),
@@ -139,8 +212,13 @@ instruction(
         Attr("tile_position", tuple, (), doc="(row, column) of the array tile"),
         Attr("tile_size", tuple, (), doc="(rows, columns) of the array tile"),
         Attr("perf_mode", MatmulPerfMode, MatmulPerfMode.none),
-        Attr("overwrites", tuple, (), internal=True,
-             doc="[first, count] runs of dst's columns to overwrite where accumulate=None adds to the others"),
+        Attr(
+            "overwrites",
+            tuple,
+            (),
+            internal=True,
+            doc="[first, count] runs of dst's columns to overwrite where accumulate=None adds to the others",
+        ),
     ),
     engines=(Engine.tensor,),
     limits={"K": 128, "M": 128, "N": {NCVersion.gen3: 512, NCVersion.gen4: 8192}},

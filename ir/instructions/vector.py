@@ -8,7 +8,22 @@ from typing import Any
 from ..graph import Instruction, Memory, Operand, View
 from ..machine import QUADRANT, Engine, Target, start_partitions
 from ..operators import ALU, OpKind
-from ..table import ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, ReadWrite, Write, check_alu, dtype_of, fail, instruction, same_dtype
+from ..table import (
+    ANY,
+    INTS,
+    PSUM,
+    SBUF,
+    Attr,
+    OpAttr,
+    Read,
+    ReadWrite,
+    Write,
+    check_alu,
+    dtype_of,
+    fail,
+    instruction,
+    same_dtype,
+)
 from .costs import MIN_II, per_element
 
 # --- tensor_reduce ---------------------------------------------------------------------------------------------
@@ -18,16 +33,28 @@ def _reduce_op(instr: Instruction, target: Target, dims: dict[str, int]) -> None
     check_alu(instr, target, "op", kinds=(OpKind.BITVEC, OpKind.ARITH))
     op = ALU[instr.attrs["op"]]
     if not op.reduces:
-        raise fail(instr, "E105", "op", f"{op} does not reduce", actual=str(op),
-                   limit=", ".join(name for name, o in ALU.items() if o.reduces))
+        raise fail(
+            instr,
+            "E105",
+            "op",
+            f"{op} does not reduce",
+            actual=str(op),
+            limit=", ".join(name for name, o in ALU.items() if o.reduces),
+        )
     if not op.is_bitvec:
         return
     if instr.attrs["negate"]:
         raise fail(instr, "E105", "negate", f"with the bitvec operator {op}", limit="an arithmetic operator")
     for name in ("dst", "data"):
         if dtype_of(instr, name) not in INTS:
-            raise fail(instr, "E103", name, f"{op} works on integer bits", limit="an integer dtype",
-                       actual=str(dtype_of(instr, name)))
+            raise fail(
+                instr,
+                "E103",
+                name,
+                f"{op} works on integer bits",
+                limit="an integer dtype",
+                actual=str(dtype_of(instr, name)),
+            )
 
 
 def _positive_axes(operands: dict[str, Operand], attrs: dict[str, Any]) -> dict[str, Any]:
@@ -44,20 +71,31 @@ def _reduce_axes(instr: Instruction, target: Target, dims: dict[str, int]) -> No
     shape = instr.operands["data"].shape  # type: ignore[union-attr]
     rank, axes = len(shape), instr.attrs["axis"]
     if not axes or tuple(axes) != tuple(range(rank - len(axes), rank)) or 0 in axes:
-        raise fail(instr, "E105", "axis", f"{axes} of a tile of {rank} dimensions",
-                   limit="the last dimensions in order, without dimension 0", actual=axes,
-                   hint="reduce over partitions with nc_matmul by a column of ones")
+        raise fail(
+            instr,
+            "E105",
+            "axis",
+            f"{axes} of a tile of {rank} dimensions",
+            limit="the last dimensions in order, without dimension 0",
+            actual=axes,
+            hint="reduce over partitions with nc_matmul by a column of ones",
+        )
     kept, dst = prod(shape[1 : rank - len(axes)]), instr.operands["dst"].shape  # type: ignore[union-attr]
     if prod(dst[1:]) != kept:
-        raise fail(instr, "E104", "dst", f"{prod(dst[1:])} elements a partition, {kept} are kept",
-                   limit=f"{kept} elements a partition", actual=dst)
+        raise fail(
+            instr,
+            "E104",
+            "dst",
+            f"{prod(dst[1:])} elements a partition, {kept} are kept",
+            limit=f"{kept} elements a partition",
+            actual=dst,
+        )
 
 
 def _reduce_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     free = prod(instr.operands["data"].shape[1:])  # type: ignore[union-attr]
     half = {dtype_of(instr, "dst"), dtype_of(instr, "data")} == {"bfloat16"} and instr.attrs["op"] in ("add", "maximum")
     return max(MIN_II, free / 2 if half else free)
-
 
 
 instruction(
@@ -91,7 +129,9 @@ def _mask(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         raise fail(instr, "E105", "shuffle_mask", f"{len(mask)} entries", limit=f"{QUADRANT} entries", actual=len(mask))
     wrong = [entry for entry in mask if not (0 <= entry < QUADRANT or entry == KEEP)]
     if wrong:
-        raise fail(instr, "E105", "shuffle_mask", f"entry {wrong[0]}", limit="0..31, or 255 to keep the row", actual=wrong[0])
+        raise fail(
+            instr, "E105", "shuffle_mask", f"entry {wrong[0]}", limit="0..31, or 255 to keep the row", actual=wrong[0]
+        )
     same_dtype(instr, "dst", "src")
     _source_rows(instr, mask, dims)
 
@@ -103,9 +143,15 @@ def _source_rows(instr: Instruction, mask: tuple[int, ...], dims: dict[str, int]
         named = row - row % QUADRANT + entry
         # A source of one quadrant or less serves every quadrant of dst only through the rows that it has.
         if entry != KEEP and named >= dims["P"]:
-            raise fail(instr, "E105", "shuffle_mask", f"row {row} takes row {named}, src has {dims['P']}",
-                       limit=f"source rows below {dims['P']}", actual=named,
-                       hint="pass a src view that holds the row, or shuffle quadrant by quadrant")
+            raise fail(
+                instr,
+                "E105",
+                "shuffle_mask",
+                f"row {row} takes row {named}, src has {dims['P']}",
+                limit=f"source rows below {dims['P']}",
+                actual=named,
+                hint="pass a src view that holds the row, or shuffle quadrant by quadrant",
+            )
 
 
 def _active_partitions(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -120,9 +166,14 @@ def _active_partitions(instr: Instruction, target: Target, dims: dict[str, int])
         first = operand.start_partition + base  # type: ignore[union-attr]
         if first not in start_partitions(count):
             allowed = ", ".join(map(str, start_partitions(count)))
-            raise fail(instr, "E102", name, f"starts at partition {first} with {count} active partitions",
-                       limit=f"start partition in {{{allowed}}}", actual=first)
-
+            raise fail(
+                instr,
+                "E102",
+                name,
+                f"starts at partition {first} with {count} active partitions",
+                limit=f"start partition in {{{allowed}}}",
+                actual=first,
+            )
 
 
 instruction(
