@@ -18,7 +18,7 @@ __all__ = ["DynamicOperand", "row_step"]
 class DynamicOperand:
     """A dynamically addressed operand of one instruction.
 
-    base:  gives the bytes of its memory when the instruction runs; `byte` is the place of the operand's first element in
+    base:  gives the bytes of its memory when the instruction runs; `byte` is where the operand's first element is in
            them at index 0. index: gives the index values. shape: that in which semantics read the operand.
     """
 

@@ -1,8 +1,8 @@
 """One legal order of a block: queues run in order, semaphores hold them back.
 
 Ready queues take turns in the order of the block (or in a random one, for tests: any legal order gives the same bits).
-A meeting with the other core is two events: `post`, when the queue reaches it, and `complete`, as late as possible: when
-nothing else can go on.
+A meeting with the other core is two events: `post`, when the queue reaches it, and `complete`, as late as possible:
+when nothing else can go on.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
 
 def _stuck(heads: dict[str, Instruction], counters: Counter[tuple[str, str]]) -> KernelError:
     name, instr = next(iter(heads.items()))
-    notes = tuple(
-        f"queue {queue} waits for {', '.join(f'{w.peer} >= {w.value}' for w in head.waits if counters[w.peer, queue] < w.value)}"
-        f" before {head.op}" + (f" ({head.loc.short})" if head.loc else "")
-        for queue, head in heads.items()
-    )
+    notes = []
+    for queue, head in heads.items():
+        missing = [f"{w.peer} >= {w.value}" for w in head.waits if counters[w.peer, queue] < w.value]
+        where = f" ({head.loc.short})" if head.loc else ""
+        notes.append(f"queue {queue} waits for {', '.join(missing)} before {head.op}{where}")
     return KernelError(
         "E504",
         f"deadlock: queue {name} and {len(heads) - 1} more wait for each other",
         loc=instr.loc,
-        notes=notes,
+        notes=tuple(notes),
         limit="every wait is met by a signal that can happen before it",
         hint="a semaphore wait is missing its signal, or two queues wait in a circle",
     )

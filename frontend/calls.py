@@ -108,7 +108,7 @@ def _bind(row: Row, signature: inspect.Signature, args: tuple, kwargs: dict[str,
 
 
 def _operand(row: Row, param: Param, value: Any) -> Operand | None:
-    """The IR operand of an argument. raises: KernelError E109 for what is neither tensor, register nor allowed number."""
+    """The IR operand of an argument. raises: KernelError E109 for anything but a tensor, register or allowed number."""
     operand = as_operand(value)
     if operand is not None:
         if param.writes and hasattr(value, "writable"):

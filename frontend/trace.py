@@ -41,7 +41,7 @@ class Arguments:
 
 
 def bind_arguments(function: Callable, args: tuple, kwargs: dict[str, Any]) -> Arguments:
-    """Match a call to the kernel's signature. raises: KernelError E701 where they do not fit, E704 for a foreign dtype."""
+    """Match a call to the kernel's signature. raises: KernelError E701 where it does not fit, E704 for a foreign dtype."""
     code = function.__code__
     loc = Loc(code.co_filename, code.co_firstlineno)
     signature = inspect.signature(function)

@@ -126,20 +126,34 @@ def as_int(value: object) -> int | None:
 def integer(value: object, verb: str) -> int:
     number = as_int(value)
     if number is None:
-        raise fault("E301", f"{verb}: {shown(value)} is not an integer", limit="integers known while tracing",
-                    actual=type(value).__name__,
-                    hint="values known only at run time go to select(), vector_select() or ap(scalar_offset=...)")
+        raise fault(
+            "E301",
+            f"{verb}: {shown(value)} is not an integer",
+            limit="integers known while tracing",
+            actual=type(value).__name__,
+            hint="values known only at run time go to select(), vector_select() or ap(scalar_offset=...)",
+        )
     if number.bit_length() > _MAX_BITS:
-        raise fault("E301", f"{verb}: integer of {number.bit_length()} bits", limit=f"{_MAX_BITS} bits",
-                    actual=f"{number.bit_length()} bits", hint="no memory is that large; check the arithmetic")
+        raise fault(
+            "E301",
+            f"{verb}: integer of {number.bit_length()} bits",
+            limit=f"{_MAX_BITS} bits",
+            actual=f"{number.bit_length()} bits",
+            hint="no memory is that large; check the arithmetic",
+        )
     return number
 
 
 def integers(values: object, verb: str) -> tuple[int, ...]:
     """A list or tuple of integers, at least one."""
     if not isinstance(values, (tuple, list)) or not values:
-        raise fault("E301", f"{verb}: {shown(values)} is not a tuple of integers", limit="a tuple or list, not empty",
-                    actual=type(values).__name__, hint="write the sizes or dimensions as a tuple")
+        raise fault(
+            "E301",
+            f"{verb}: {shown(values)} is not a tuple of integers",
+            limit="a tuple or list, not empty",
+            actual=type(values).__name__,
+            hint="write the sizes or dimensions as a tuple",
+        )
     return tuple(integer(value, verb) for value in values)
 
 
@@ -147,8 +161,13 @@ def dim_number(layout: Layout, dim: object, verb: str) -> int:
     """A dimension counted from 0; negative ones count from the end."""
     rank, number = len(layout.shape), integer(dim, verb)
     if not -rank <= number < rank:
-        raise fault("E301", f"{verb}: no dimension {number}", limit=f"0..{rank - 1}", actual=number,
-                    hint=f"the view has shape {layout.shape}")
+        raise fault(
+            "E301",
+            f"{verb}: no dimension {number}",
+            limit=f"0..{rank - 1}",
+            actual=number,
+            hint=f"the view has shape {layout.shape}",
+        )
     return number % rank
 
 
@@ -164,33 +183,55 @@ def keep_rows(layout: Layout, verb: str) -> None:
     """Refuse a step that changes dimension 0 where that dimension must stay first and as it is."""
     if layout.on_chip:
         raise fault(
-            "E302", f"{verb}: dimension 0 is the partition dimension of an on-chip tensor",
-            limit="a free dimension, 1 or more", actual="dimension 0",
+            "E302",
+            f"{verb}: dimension 0 is the partition dimension of an on-chip tensor",
+            limit="a free dimension, 1 or more",
+            actual="dimension 0",
             hint="keep the partition dimension first and whole; data changes partition by nc_transpose, shuffle or DMA",
         )
     if layout.has_dynamic_rows:
-        raise fault("E303", f"{verb}: the rows of dimension 0 are addressed at run time", limit="dimension 1 or more",
-                    actual="dimension 0", hint="do this step before the dynamic one, or change the index")
+        raise fault(
+            "E303",
+            f"{verb}: the rows of dimension 0 are addressed at run time",
+            limit="dimension 1 or more",
+            actual="dimension 0",
+            hint="do this step before the dynamic one, or change the index",
+        )
 
 
 def still_static(layout: Layout, verb: str) -> None:
     if layout.dynamic is not None:
-        raise fault("E303", f"{verb}: the view is already dynamically addressed", limit="one dynamic step, the last of "
-                    "its kind", actual=f"{layout.dynamic.kind} index", hint="do this step before the dynamic one")
+        raise fault(
+            "E303",
+            f"{verb}: the view is already dynamically addressed",
+            limit="one dynamic step, the last of its kind",
+            actual=f"{layout.dynamic.kind} index",
+            hint="do this step before the dynamic one",
+        )
 
 
 def with_legal_rank(layout: Layout, verb: str) -> Layout:
     lowest, rank = (2 if layout.on_chip else 1), len(layout.shape)
     if not lowest <= rank <= MAX_RANK:
-        raise fault("E301", f"{verb}: the result {layout.shape} has {rank} dimensions",
-                    limit=f"{lowest}..{MAX_RANK} dimensions", actual=rank, hint="flatten or add dimensions of size 1")
+        raise fault(
+            "E301",
+            f"{verb}: the result {layout.shape} has {rank} dimensions",
+            limit=f"{lowest}..{MAX_RANK} dimensions",
+            actual=rank,
+            hint="flatten or add dimensions of size 1",
+        )
     return layout
 
 
 def checked_dtype(value: object, verb: str) -> Dtype:
     if not isinstance(value, (str, type)):
-        raise fault("E704", f"{verb}: {shown(value)} is not a dtype of the machine", actual=type(value).__name__,
-                    limit="a dtype such as nl.bfloat16", hint="name one of the dtypes of nki.language")
+        raise fault(
+            "E704",
+            f"{verb}: {shown(value)} is not a dtype of the machine",
+            actual=type(value).__name__,
+            limit="a dtype such as nl.bfloat16",
+            hint="name one of the dtypes of nki.language",
+        )
     return as_dtype(value)
 
 
@@ -198,8 +239,13 @@ def scalar_index(value: object, verb: str) -> object:
     """A run-time index for the whole access: an operand of one element."""
     shape = _operand_shape(value, verb)
     if prod(shape) != 1:
-        raise fault("E303", f"{verb}: the index has shape {shape}", limit="one element", actual=shape,
-                    hint="pass a register or a (1,1) view of the index tile")
+        raise fault(
+            "E303",
+            f"{verb}: the index has shape {shape}",
+            limit="one element",
+            actual=shape,
+            hint="pass a register or a (1,1) view of the index tile",
+        )
     return value
 
 
@@ -207,31 +253,50 @@ def vector_index(value: object, verb: str) -> object:
     """A run-time index for each row: an operand (P,1)."""
     shape = _operand_shape(value, verb)
     if prod(shape[1:]) != 1:
-        raise fault("E303", f"{verb}: the index has shape {shape}", limit="(P,1): one index a row", actual=shape,
-                    hint="pass one column of the index tile")
+        raise fault(
+            "E303",
+            f"{verb}: the index has shape {shape}",
+            limit="(P,1): one index a row",
+            actual=shape,
+            hint="pass one column of the index tile",
+        )
     return value
 
 
 def _operand_shape(value: object, verb: str) -> tuple[int, ...]:
     if not isinstance(getattr(value, "space", None), Space):
-        raise fault("E301", f"{verb}: {shown(value)} cannot be an index", limit="a register or a tensor on chip",
-                    actual=type(value).__name__,
-                    hint="a number known while tracing goes into the slice, the select or the offset")
+        raise fault(
+            "E301",
+            f"{verb}: {shown(value)} cannot be an index",
+            limit="a register or a tensor on chip",
+            actual=type(value).__name__,
+            hint="a number known while tracing goes into the slice, the select or the offset",
+        )
     return value.shape  # type: ignore[attr-defined]
 
 
 def indexed_stride(layout: Layout, dim: int, verb: str) -> int:
     """Elements per unit of a run-time index into `dim`."""
     if layout.strides[dim] == 0:
-        raise fault("E303", f"{verb}: dimension {dim} is broadcast", limit="a dimension with a stride",
-                    actual="stride 0", hint="select before the broadcast")
+        raise fault(
+            "E303",
+            f"{verb}: dimension {dim} is broadcast",
+            limit="a dimension with a stride",
+            actual="stride 0",
+            hint="select before the broadcast",
+        )
     return layout.strides[dim]
 
 
 def require_hbm(layout: Layout, verb: str) -> None:
     if layout.on_chip:
-        raise fault("E303", f"{verb}: the tensor is on chip", limit="a tensor in HBM", actual="SBUF or PSUM",
-                    hint="a vector of offsets addresses HBM rows by DMA; on chip use scalar_offset on a free dimension")
+        raise fault(
+            "E303",
+            f"{verb}: the tensor is on chip",
+            limit="a tensor in HBM",
+            actual="SBUF or PSUM",
+            hint="a vector of offsets addresses HBM rows by DMA; on chip use scalar_offset on a free dimension",
+        )
 
 
 # ---- ap ----
@@ -257,11 +322,21 @@ def ap(
     pairs = _pairs(pattern)
     distance = 0 if offset is None else integer(offset, "ap: offset")
     if distance < 0:
-        raise fault("E306", f"ap: offset {distance}", limit="offset >= 0", actual=distance,
-                    hint="the offset counts from the start of the tensor or slice")
+        raise fault(
+            "E306",
+            f"ap: offset {distance}",
+            limit="offset >= 0",
+            actual=distance,
+            hint="the offset counts from the start of the tensor or slice",
+        )
     if scalar_offset is not None and vector_offset is not None:
-        raise fault("E303", "ap: scalar_offset and vector_offset together", limit="one of the two", actual="both",
-                    hint="add the scalar to the vector, or to the static offset")
+        raise fault(
+            "E303",
+            "ap: scalar_offset and vector_offset together",
+            limit="one of the two",
+            actual="both",
+            hint="add the scalar to the vector, or to the static offset",
+        )
 
     new = layout.dtype if dtype is None else checked_dtype(dtype, "ap")
     start = _scaled(layout.offset, layout, new)
@@ -272,7 +347,11 @@ def ap(
         distance = _through_partitions(pairs[0], distance, row, own)
         steps = (row, *steps[1:])
     result = Layout(
-        shape=tuple(count for _, count in pairs), strides=steps, offset=start + distance, dtype=new, row=row,
+        shape=tuple(count for _, count in pairs),
+        strides=steps,
+        offset=start + distance,
+        dtype=new,
+        row=row,
         size=_scaled(layout.size, layout, new),
     )
     if scalar_offset is not None:
@@ -288,13 +367,23 @@ def ap(
 def _pairs(pattern: object) -> tuple[tuple[int, int], ...]:
     pairs = pattern if isinstance(pattern, (tuple, list)) else ()
     if not pairs or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
-        raise fault("E306", f"ap: pattern {shown(pattern)}", limit="[[step, count], ...]", actual=shown(pattern),
-                    hint="one pair a dimension, outermost first")
+        raise fault(
+            "E306",
+            f"ap: pattern {shown(pattern)}",
+            limit="[[step, count], ...]",
+            actual=shown(pattern),
+            hint="one pair a dimension, outermost first",
+        )
     numbers = tuple((integer(step, "ap: step"), integer(count, "ap: count")) for step, count in pairs)
     for step, count in numbers:
         if step < 0 or count < 1:
-            raise fault("E306", f"ap: pair [{step}, {count}]", limit="step >= 0, count >= 1", actual=[step, count],
-                        hint="steps run forward; an empty access is not an access")
+            raise fault(
+                "E306",
+                f"ap: pair [{step}, {count}]",
+                limit="step >= 0, count >= 1",
+                actual=[step, count],
+                hint="steps run forward; an empty access is not an access",
+            )
     return numbers
 
 
@@ -302,9 +391,13 @@ def _scaled(elements: int, layout: Layout, new: Dtype) -> int:
     """Elements of the layout's dtype, counted in elements of `new`."""
     count, rest = divmod(elements * layout.dtype.nbytes, new.nbytes)
     if rest:
-        raise fault("E306", f"ap: {elements} elements of {layout.dtype} do not divide into {new}",
-                    limit=f"offset, strides and partition are multiples of {new.nbytes} bytes",
-                    actual=f"{elements * layout.dtype.nbytes} bytes", hint="align the receiver or keep its dtype")
+        raise fault(
+            "E306",
+            f"ap: {elements} elements of {layout.dtype} do not divide into {new}",
+            limit=f"offset, strides and partition are multiples of {new.nbytes} bytes",
+            actual=f"{elements * layout.dtype.nbytes} bytes",
+            hint="align the receiver or keep its dtype",
+        )
     return count
 
 
@@ -313,9 +406,13 @@ def _through_partitions(first: tuple[int, int], offset: int, row: int, own: int)
     step, count = first
     legal = (row, own) if own < row else (row,)
     if count > 1 and step not in legal:
-        raise fault("E306", f"ap: the first pair steps {step} elements, one partition has {row}",
-                    limit=f"first step == {' or '.join(map(str, legal))}", actual=[step, count],
-                    hint="the first pair is the partition dimension, which the hardware cannot stride")
+        raise fault(
+            "E306",
+            f"ap: the first pair steps {step} elements, one partition has {row}",
+            limit=f"first step == {' or '.join(map(str, legal))}",
+            actual=[step, count],
+            hint="the first pair is the partition dimension, which the hardware cannot stride",
+        )
     if step not in legal or step == row:
         return offset
     return offset // own * row + offset % own
@@ -324,12 +421,22 @@ def _through_partitions(first: tuple[int, int], offset: int, row: int, own: int)
 def _with_vector(result: Layout, receiver: Layout, index: object, dim: object, start: int) -> Layout:
     require_hbm(receiver, "ap with vector_offset")
     if integer(dim, "ap: indirect_dim") != 0:
-        raise fault("E303", f"ap: vector_offset with indirect_dim {dim}", limit="indirect_dim == 0", actual=dim,
-                    hint="reshape or permute the HBM tensor so that the indexed dimension comes first")
+        raise fault(
+            "E303",
+            f"ap: vector_offset with indirect_dim {dim}",
+            limit="indirect_dim == 0",
+            actual=dim,
+            hint="reshape or permute the HBM tensor so that the indexed dimension comes first",
+        )
     rows = vector_index(index, "ap with vector_offset").shape[0]  # type: ignore[attr-defined]
     if rows < result.shape[0]:
-        raise fault("E303", f"ap: {result.shape[0]} rows, but vector_offset has {rows} indices",
-                    limit="an index for each row", actual=rows, hint="cut the pattern to the rows of the index")
+        raise fault(
+            "E303",
+            f"ap: {result.shape[0]} rows, but vector_offset has {rows} indices",
+            limit="an index for each row",
+            actual=rows,
+            hint="cut the pattern to the rows of the index",
+        )
     return _with_index(result, receiver, "vector", index, 0, start)
 
 
@@ -366,11 +473,17 @@ def _with_index(result: Layout, receiver: Layout, kind: str, index: object, dim:
     furthest = nearest + sum(along(step) * (size - 1) for step, size in inner)
     bound = (block - 1 - furthest) // stride + 1
     if bound < 1:
-        raise fault("E306", f"ap: no index keeps the access inside dimension {dim}",
-                    limit=f"an extent of {block} elements", actual=f"{furthest + 1} elements",
-                    hint="reduce a count, a step or the offset, or index another dimension")
+        raise fault(
+            "E306",
+            f"ap: no index keeps the access inside dimension {dim}",
+            limit=f"an extent of {block} elements",
+            actual=f"{furthest + 1} elements",
+            hint="reduce a count, a step or the offset, or index another dimension",
+        )
     strides = (stride, *result.strides[1:]) if kind == "vector" else result.strides
-    return replace(result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk, -(nearest // stride)))
+    return replace(
+        result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk, -(nearest // stride))
+    )
 
 
 def _check_bounds(layout: Layout) -> None:
@@ -379,13 +492,22 @@ def _check_bounds(layout: Layout) -> None:
     if layout.row is not None:
         partitions, last = layout.size // layout.row, layout.offset // layout.row + layout.shape[0] - 1
         if last >= partitions:
-            raise fault("E306", f"ap: partition {last} of a tensor of {partitions}", limit=f"partition < {partitions}",
-                        actual=last, hint="reduce the first count or the offset")
+            raise fault(
+                "E306",
+                f"ap: partition {last} of a tensor of {partitions}",
+                limit=f"partition < {partitions}",
+                actual=last,
+                hint="reduce the first count or the offset",
+            )
         offset, end, where = layout.offset % layout.row, layout.row, "partition"
     if layout.row is not None or (layout.dynamic is not None and layout.dynamic.kind == "vector"):
         sizes, strides = sizes[1:], strides[1:]
     furthest = offset + sum(stride * (size - 1) for size, stride in zip(sizes, strides, strict=True))
     if furthest >= end:
-        raise fault("E306", f"ap: element {furthest} of a {where} of {end} elements",
-                    limit=f"offset + sum(step*(count-1)) < {end}", actual=furthest,
-                    hint="reduce a count, a step or the offset")
+        raise fault(
+            "E306",
+            f"ap: element {furthest} of a {where} of {end} elements",
+            limit=f"offset + sum(step*(count-1)) < {end}",
+            actual=furthest,
+            hint="reduce a count, a step or the offset",
+        )

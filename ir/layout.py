@@ -76,8 +76,13 @@ def index(layout: Layout, *keys: object) -> Layout:
         if number is not None:
             layout = _take(layout, dim, number)
         elif key is None or isinstance(key, (bool, float, str, tuple, list)):
-            raise fault("E301", f"index: key {shown(key)}", limit="int, slice, `...`, nl.ds or a run-time index",
-                        actual=type(key).__name__, hint="expand_dim adds a dimension; a gather is vector_select")
+            raise fault(
+                "E301",
+                f"index: key {shown(key)}",
+                limit="int, slice, `...`, nl.ds or a run-time index",
+                actual=type(key).__name__,
+                hint="expand_dim adds a dimension; a gather is vector_select",
+            )
         else:
             layout = _take_dynamic(layout, dim, key, "index")
         removed.append(dim)
@@ -93,11 +98,21 @@ def _expand(layout: Layout, keys: tuple[object, ...]) -> list[object]:
     dots = [i for i, key in enumerate(keys) if key is Ellipsis]
     given = len(keys) - len(dots)
     if len(dots) > 1:
-        raise fault("E301", "index: more than one ellipsis", limit="one `...`", actual=len(dots),
-                    hint="write `:` for single dimensions")
+        raise fault(
+            "E301",
+            "index: more than one ellipsis",
+            limit="one `...`",
+            actual=len(dots),
+            hint="write `:` for single dimensions",
+        )
     if given > rank:
-        raise fault("E301", f"index: {given} keys for {rank} dimensions", limit=f"{rank} keys", actual=given,
-                    hint=f"the view has shape {layout.shape}")
+        raise fault(
+            "E301",
+            f"index: {given} keys for {rank} dimensions",
+            limit=f"{rank} keys",
+            actual=given,
+            hint=f"the view has shape {layout.shape}",
+        )
     at = dots[0] if dots else given
     return [*keys[:at], *[slice(None)] * (rank - given), *keys[at + len(dots) :]]
 
@@ -115,25 +130,43 @@ def slice_(layout: Layout, dim: int, start: int, end: int, step: int = 1) -> Lay
     start, end, step = integer(start, "slice"), integer(end, "slice"), integer(step, "slice")
     size, dynamic = layout.shape[dim], layout.dynamic
     if step < 1:
-        raise fault("E304", f"slice: step is {step}", limit="step >= 1", actual=step,
-                    hint="views run forward; reverse the order of the reads or of the data")
+        raise fault(
+            "E304",
+            f"slice: step is {step}",
+            limit="step >= 1",
+            actual=step,
+            hint="views run forward; reverse the order of the reads or of the data",
+        )
     if not 0 <= start < end <= size:
         raise fault(
-            "E304", f"slice {start}:{end} of dimension {dim}, which has {size} elements",
-            limit=f"0 <= start < end <= {size}", actual=f"{start}:{end}",
+            "E304",
+            f"slice {start}:{end} of dimension {dim}, which has {size} elements",
+            limit=f"0 <= start < end <= {size}",
+            actual=f"{start}:{end}",
             hint="slices are not clamped; cut the last tile to what is left, e.g. min(tile, size - start)",
         )
     if layout.on_chip and dim == 0 and step != 1:
-        raise fault("E302", f"slice: partition step {step}", limit="step 1 on the partition dimension", actual=step,
-                    hint="the hardware has no partition stride; move the rows with nc_stream_shuffle or a DMA")
+        raise fault(
+            "E302",
+            f"slice: partition step {step}",
+            limit="step 1 on the partition dimension",
+            actual=step,
+            hint="the hardware has no partition stride; move the rows with nc_stream_shuffle or a DMA",
+        )
     if dynamic is not None and dynamic.kind == "vector" and dim == 0 and (start, end, step) != (0, size, 1):
-        raise fault("E303", "slice: dimension 0 is indexed by a vector", limit="a dimension after the indexed one",
-                    actual=f"{start}:{end}:{step}", hint="slice the index tensor instead")
+        raise fault(
+            "E303",
+            "slice: dimension 0 is indexed by a vector",
+            limit="a dimension after the indexed one",
+            actual=f"{start}:{end}:{step}",
+            hint="slice the index tensor instead",
+        )
     count = (end - start + step - 1) // step
     if dynamic is not None and dynamic.walk and dim == 0:
         walk = dynamic.walk * step if count > 1 else 0
-        dynamic = replace(dynamic, bound=dynamic.bound - start * dynamic.walk,
-                          first=dynamic.first - start * dynamic.walk, walk=walk)
+        dynamic = replace(
+            dynamic, bound=dynamic.bound - start * dynamic.walk, first=dynamic.first - start * dynamic.walk, walk=walk
+        )
     return replace(
         layout,
         shape=_put(layout.shape, dim, count),
@@ -153,8 +186,13 @@ def select(layout: Layout, dim: int, index: object) -> Layout:
 def _take(layout: Layout, dim: int, index: int) -> Layout:
     size, index = layout.shape[dim], integer(index, "index")
     if not -size <= index < size:
-        raise fault("E304", f"index {index} of dimension {dim}, which has {size} elements",
-                    limit=f"-{size} <= index < {size}", actual=index, hint="check the range of the loop around it")
+        raise fault(
+            "E304",
+            f"index {index} of dimension {dim}, which has {size} elements",
+            limit=f"-{size} <= index < {size}",
+            actual=index,
+            hint="check the range of the loop around it",
+        )
     start = index % size
     return slice_(layout, dim, start, start + 1)
 
@@ -170,8 +208,13 @@ def vector_select(layout: Layout, dim: int, index: object) -> Layout:
     """Rows of dimension 0 chosen by an index tensor (P,1): row p is row index[p]. HBM only."""
     require_hbm(layout, "vector_select")
     if dim_number(layout, dim, "vector_select") != 0:
-        raise fault("E303", f"vector_select: dimension {dim}", limit="dimension 0", actual=dim,
-                    hint="permute the HBM tensor so that the indexed dimension comes first")
+        raise fault(
+            "E303",
+            f"vector_select: dimension {dim}",
+            limit="dimension 0",
+            actual=dim,
+            hint="permute the HBM tensor so that the indexed dimension comes first",
+        )
     still_static(layout, "vector_select")
     rows = vector_index(index, "vector_select").shape[0]  # type: ignore[attr-defined]
     offset = DynamicOffset("vector", index, indexed_stride(layout, 0, "vector_select"), layout.shape[0])
@@ -185,11 +228,21 @@ def broadcast(layout: Layout, dim: int, size: int) -> Layout:
     """A dimension of one element repeated `size` times (stride 0)."""
     dim, size = free_dim(layout, dim, "broadcast"), integer(size, "broadcast")
     if layout.shape[dim] != 1:
-        raise fault("E305", f"broadcast: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
-                    actual=layout.shape[dim], hint="slice it to one element first, or expand_dim")
+        raise fault(
+            "E305",
+            f"broadcast: dimension {dim} has {layout.shape[dim]} elements",
+            limit="1 element",
+            actual=layout.shape[dim],
+            hint="slice it to one element first, or expand_dim",
+        )
     if size < 1:
-        raise fault("E305", f"broadcast: size is {size}", limit="size >= 1", actual=size,
-                    hint="leave the instruction out when nothing is repeated")
+        raise fault(
+            "E305",
+            f"broadcast: size is {size}",
+            limit="size >= 1",
+            actual=size,
+            hint="leave the instruction out when nothing is repeated",
+        )
     return replace(layout, shape=_put(layout.shape, dim, size), strides=_put(layout.strides, dim, 0))
 
 
@@ -197,8 +250,13 @@ def expand_dim(layout: Layout, dim: int) -> Layout:
     """A new dimension of one element at `dim`."""
     rank, dim = len(layout.shape), integer(dim, "expand_dim")
     if not -rank - 1 <= dim <= rank:
-        raise fault("E301", f"expand_dim: no place {dim}", limit=f"0..{rank}", actual=dim,
-                    hint=f"the view has shape {layout.shape}")
+        raise fault(
+            "E301",
+            f"expand_dim: no place {dim}",
+            limit=f"0..{rank}",
+            actual=dim,
+            hint=f"the view has shape {layout.shape}",
+        )
     dim = dim % (rank + 1)
     if dim == 0:
         keep_rows(layout, "expand_dim")
@@ -219,8 +277,13 @@ def squeeze_dim(layout: Layout, dim: int) -> Layout:
 def _squeeze(layout: Layout, dim: int, verb: str) -> Layout:
     dim = free_dim(layout, dim, verb)
     if layout.shape[dim] != 1:
-        raise fault("E305", f"{verb}: dimension {dim} has {layout.shape[dim]} elements", limit="1 element",
-                    actual=layout.shape[dim], hint="only dimensions of one element vanish; flatten_dims merges others")
+        raise fault(
+            "E305",
+            f"{verb}: dimension {dim} has {layout.shape[dim]} elements",
+            limit="1 element",
+            actual=layout.shape[dim],
+            hint="only dimensions of one element vanish; flatten_dims merges others",
+        )
     if len(layout.shape) == (2 if layout.on_chip else 1):
         return layout
     return replace(layout, shape=_put(layout.shape, dim), strides=_put(layout.strides, dim))
@@ -233,8 +296,13 @@ def permute(layout: Layout, dims: Sequence[int]) -> Layout:
     """The dimensions in another order; on chip the partition dimension stays first."""
     dims = integers(dims, "permute")
     if sorted(dims) != list(range(len(layout.shape))):
-        raise fault("E301", f"permute: {dims} is no permutation of the dimensions", actual=dims,
-                    limit=f"0..{len(layout.shape) - 1}, each once", hint=f"the view has shape {layout.shape}")
+        raise fault(
+            "E301",
+            f"permute: {dims} is no permutation of the dimensions",
+            actual=dims,
+            limit=f"0..{len(layout.shape) - 1}, each once",
+            hint=f"the view has shape {layout.shape}",
+        )
     if dims[0] != 0:
         keep_rows(layout, "permute")
     return replace(layout, shape=tuple(layout.shape[d] for d in dims), strides=tuple(layout.strides[d] for d in dims))
@@ -263,8 +331,13 @@ def _with_inferred(sizes: tuple[int, ...], total: int, verb: str) -> tuple[int, 
     if sizes.count(-1) == 1 and known > 0 and total % known == 0:
         sizes = tuple(total // known if size == -1 else size for size in sizes)
     if any(size < 1 for size in sizes) or prod(sizes) != total:
-        raise fault("E305", f"{verb}: {given} does not hold {total} elements", limit=f"sizes >= 1, product {total}",
-                    actual=given, hint="leave one size to be inferred with -1")
+        raise fault(
+            "E305",
+            f"{verb}: {given} does not hold {total} elements",
+            limit=f"sizes >= 1, product {total}",
+            actual=given,
+            hint="leave one size to be inferred with -1",
+        )
     return sizes
 
 
@@ -272,8 +345,13 @@ def flatten_dims(layout: Layout, start: int, end: int) -> Layout:
     """Dimensions start..end (inclusive) merged into one; they must be contiguous."""
     start, end = free_dim(layout, start, "flatten_dims"), dim_number(layout, end, "flatten_dims")
     if end < start:
-        raise fault("E301", f"flatten_dims: {start}..{end} is empty", limit="start <= end", actual=f"{start}..{end}",
-                    hint="the end is included")
+        raise fault(
+            "E301",
+            f"flatten_dims: {start}..{end} is empty",
+            limit="start <= end",
+            actual=f"{start}..{end}",
+            hint="the end is included",
+        )
     return _join(layout, start, end, "flatten_dims")
 
 
@@ -284,9 +362,13 @@ def _join(layout: Layout, start: int, end: int, verb: str) -> Layout:
         keep_rows(layout, verb)
     merged = _merge(layout.shape[start : end + 1], layout.strides[start : end + 1])
     if len(merged) > 1:
-        raise fault("E305", f"{verb}: dimensions {start}..{end} are not contiguous",
-                    limit="stride[k] == stride[k+1] * shape[k+1]",
-                    actual=f"shape {layout.shape}, strides {layout.strides}", hint="copy the tile first")
+        raise fault(
+            "E305",
+            f"{verb}: dimensions {start}..{end} are not contiguous",
+            limit="stride[k] == stride[k+1] * shape[k+1]",
+            actual=f"shape {layout.shape}, strides {layout.strides}",
+            hint="copy the tile first",
+        )
     ((stride, size),) = merged
     return replace(
         layout,
@@ -318,9 +400,13 @@ def reshape(layout: Layout, shape: Sequence[int] | int) -> Layout:
     reshaped = with_legal_rank(replace(layout, shape=sizes), "reshape")
     strides = _recut(_merge(layout.shape[kept:] or (1,), layout.strides[kept:] or (1,)), sizes[kept:])
     if strides is None:
-        raise fault("E305", f"reshape: {layout.shape} to {sizes} would need a copy",
-                    limit="a shape that the strides allow", actual=f"strides {layout.strides}",
-                    hint="copy the view into a new tile, then reshape that")
+        raise fault(
+            "E305",
+            f"reshape: {layout.shape} to {sizes} would need a copy",
+            limit="a shape that the strides allow",
+            actual=f"strides {layout.strides}",
+            hint="copy the view into a new tile, then reshape that",
+        )
     return replace(reshaped, strides=layout.strides[:kept] + strides)
 
 
@@ -344,11 +430,21 @@ def rearrange(layout: Layout, src: Sequence, dst: Sequence, fixed_sizes: dict[st
     groups, wanted = _name_groups(src), _name_groups(dst)
     names, order = [name for group in groups for name in group], [name for group in wanted for name in group]
     if len(groups) != len(layout.shape):
-        raise fault("E301", f"rearrange: {len(groups)} source dimensions", limit=f"{len(layout.shape)} dimensions",
-                    actual=shown(src), hint=f"the view has shape {layout.shape}")
+        raise fault(
+            "E301",
+            f"rearrange: {len(groups)} source dimensions",
+            limit=f"{len(layout.shape)} dimensions",
+            actual=shown(src),
+            hint=f"the view has shape {layout.shape}",
+        )
     if len(set(names)) < len(names) or sorted(order) != sorted(names):
-        raise fault("E301", f"rearrange: {shown(dst)} does not use the names of {shown(src)} once each",
-                    limit=f"each of {shown(names)} once", actual=shown(order), hint="rearrange neither adds nor drops")
+        raise fault(
+            "E301",
+            f"rearrange: {shown(dst)} does not use the names of {shown(src)} once each",
+            limit=f"each of {shown(names)} once",
+            actual=shown(order),
+            hint="rearrange neither adds nor drops",
+        )
     sizes = _name_sizes(fixed_sizes, names)
     dim = 0
     for group in groups:
@@ -364,8 +460,13 @@ def _name_groups(names: object) -> list[tuple[str, ...]]:
     dims = names if isinstance(names, (tuple, list)) else ()
     groups = [tuple(dim) if isinstance(dim, (tuple, list)) else (dim,) for dim in dims]
     if not groups or not all(group and all(isinstance(name, str) for name in group) for group in groups):
-        raise fault("E301", f"rearrange: pattern {shown(names)}", limit="a tuple of names and of tuples of names",
-                    actual=shown(names), hint='e.g. ("p", ("a", "b"))')
+        raise fault(
+            "E301",
+            f"rearrange: pattern {shown(names)}",
+            limit="a tuple of names and of tuples of names",
+            actual=shown(names),
+            hint='e.g. ("p", ("a", "b"))',
+        )
     return groups
 
 
@@ -373,8 +474,13 @@ def _name_sizes(fixed: object, names: list[str]) -> dict[str, int]:
     if fixed is None:
         return {}
     if not isinstance(fixed, dict) or not all(name in names for name in fixed):
-        raise fault("E301", f"rearrange: sizes {shown(fixed)}", limit=f"a dict with names of {shown(names)}",
-                    actual=shown(fixed), hint="give the sizes of names in the source pattern")
+        raise fault(
+            "E301",
+            f"rearrange: sizes {shown(fixed)}",
+            limit=f"a dict with names of {shown(names)}",
+            actual=shown(fixed),
+            hint="give the sizes of names in the source pattern",
+        )
     return {name: integer(size, "rearrange") for name, size in fixed.items()}
 
 
@@ -392,15 +498,24 @@ def view(layout: Layout, dtype: Dtype) -> Layout:
         return replace(layout, dtype=dtype)
     last = free_dim(layout, -1, "view") if layout.on_chip else len(layout.shape) - 1
     if layout.shape[last] > 1 and layout.strides[last] != 1:
-        raise fault("E305", f"view: the last dimension has stride {layout.strides[last]}", limit="stride 1",
-                    actual=f"strides {layout.strides}", hint="copy the view into a new tile first")
+        raise fault(
+            "E305",
+            f"view: the last dimension has stride {layout.strides[last]}",
+            limit="stride 1",
+            actual=f"strides {layout.strides}",
+            hint="copy the view into a new tile first",
+        )
     # The stride of a dimension of one element moves nothing, so it need not divide.
     steps = [step for size, step in zip(layout.shape[:last], layout.strides[:last], strict=True) if size > 1]
     places = (*steps, layout.offset, layout.shape[last], layout.size, layout.row or 0)
     if any(place * old % new for place in places):
-        raise fault("E305", f"view: {layout.shape} of {layout.dtype} does not divide into {dtype}",
-                    limit=f"multiples of {new} bytes", hint="pad the last dimension, or align the slice",
-                    actual=f"shape {layout.shape}, strides {layout.strides}, offset {layout.offset}")
+        raise fault(
+            "E305",
+            f"view: {layout.shape} of {layout.dtype} does not divide into {dtype}",
+            limit=f"multiples of {new} bytes",
+            hint="pad the last dimension, or align the slice",
+            actual=f"shape {layout.shape}, strides {layout.strides}, offset {layout.offset}",
+        )
 
     def scaled(elements: int) -> int:
         return elements * old // new

@@ -207,7 +207,8 @@ def _dynamic(dynamic: Dynamic | None) -> str:
     if dynamic is None:
         return ""
     walk = f" walk {dynamic.walk}" if dynamic.walk else ""
-    return f" + ({dynamic.kind} {operand_to_text(dynamic.index)} * {dynamic.stride}{walk} in {dynamic.first}:{dynamic.bound})"
+    legal = f"{dynamic.first}:{dynamic.bound}"
+    return f" + ({dynamic.kind} {operand_to_text(dynamic.index)} * {dynamic.stride}{walk} in {legal})"
 
 
 def value_text(value: Any) -> str:

@@ -293,7 +293,7 @@ def instruction(
     engines:       those that can run it; choose_engine(instruction, target) picks one where the author did not.
     limits:        elements of a named dimension, one number or one a generation.
     checks:        rules that no field can state: check(instruction, target, dims) raises KernelError.
-    cycles:        cycles(dims, instruction, target) of the executing engine, busy time; DMA: bytes are costed elsewhere.
+    cycles:        cycles(dims, instruction, target) of the engine, busy time; the bytes of a DMA are costed elsewhere.
     poison:        rule of ir/poison.py: which output bytes a never-written input byte reaches.
     formula:       the semantics in one line, for the reference page.
     canonical:     attributes as the IR keeps them, given operands and attributes as the author wrote them.

@@ -79,8 +79,8 @@ def _split(layout: Layout) -> tuple[tuple[int, int] | None, int, Pairs]:
 def _merged(pairs: Pairs, layout: Layout, dynamic: Dynamic | None) -> Pairs:
     """Without unit dimensions, contiguous neighbours merged.
 
-    The rows of a dynamic HBM access stay apart: a vector offset places each on its own, and a walking scalar offset lets
-    each be inside or outside.
+    The rows of a dynamic HBM access stay apart: a vector offset places each on its own, and a walking scalar offset
+    lets each be inside or outside.
     """
     kept: list[tuple[int, int]] = []
     if dynamic is not None and layout.row is None and (dynamic.kind == "vector" or dynamic.walk):

@@ -19,7 +19,7 @@ def lower(module: Module) -> Module:
 
     before:  tensor.nc_transpose dst=%t{0:16 | 0 + [1 x 128]} data=%s{0:128 | 2 + [0 x 16]}
     after:   queue tensor {
-               tensor.nc_transpose dst=psum[0:16, bank 0 + 0x000] float32 [1 x 128] data=sbuf[0:128, 0x0008] float32 [0 x 16]
+               tensor.nc_transpose dst=psum[0:16, bank 0 + 0x000] float32 [1 x 128] data=sbuf[0:128, 0x0008] ...
              }
     """
     if module.stage is not Stage.PENGUIN:

@@ -376,7 +376,7 @@ instruction(
 
 
 def _transpose_engine(instr: Instruction, target: Target) -> Engine:
-    """Documented two ways (by shape, by destination). Model: the Tensor engine where it can (SBUF to PSUM), else Vector."""
+    """Documented two ways (by shape, by destination). Model: Tensor where it can (SBUF to PSUM), else Vector."""
     if in_psum(instr, "dst") and not in_psum(instr, "data"):
         return Engine.tensor
     return Engine.vector

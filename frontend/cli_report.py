@@ -1,0 +1,159 @@
+"""What the command line says of a compiled kernel: facts as plain data, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ..ir.dtypes import as_dtype
+from ..ir.graph import Gate, Module, Queue, Stage, instructions, statements
+from ..passes.allocate import memory_use
+from .trace import as_array
+
+__all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "summary"]
+
+_SUMMARY_ELEMENTS = 6
+
+
+def message(text: object) -> None:
+    """A line for the person at the terminal, beside the result."""
+    print(text, file=sys.stderr)
+
+
+# --- facts -------------------------------------------------------------------------------------------------------
+
+
+def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
+    """Gates, instruction counts and memory peaks of a compiled kernel."""
+    trace, bir = modules[Stage.TRACE], modules[Stage.BIR]
+    hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
+    memory = [memory_use(core) for core in bir.cores]
+    return {
+        "gates": [_gate(gate) for gate in trace.gates],
+        "instructions": {
+            str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
+        },
+        "queues": [_queue_counts(core.body) for core in bir.cores],
+        "memory": [
+            {"sbuf_bytes": use.sbuf, "sbuf_limit": bir.target.sbuf_bytes, "psum_bytes": use.psum, "psum_limit": bir.target.psum_bytes,
+             "private_hbm_bytes": use.private_hbm}
+            for use in memory
+        ],
+        "hbm_bytes": hbm + sum(use.private_hbm for use in memory),
+    }
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    return {"gate": gate.text, "holds": gate.holds, "values": dict(gate.values)}
+
+
+def _queue_counts(body: Any) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for statement in statements(body):
+        if isinstance(statement, Queue):
+            counts[statement.name] += len(statement.body)
+    return dict(counts)
+
+
+def summary(array: np.ndarray) -> dict[str, Any]:
+    """dtype, shape, range and first elements of a result."""
+    is_float = array.dtype.kind not in "biu"
+    values = array.astype(np.float64) if is_float else array
+    finite = values[np.isfinite(values)] if is_float else values.reshape(-1)
+    facts: dict[str, Any] = {"dtype": str(as_dtype(array.dtype)), "shape": list(array.shape)}
+    if finite.size:
+        facts |= {"min": finite.min().item(), "max": finite.max().item(), "mean": float(finite.mean())}
+    if finite.size < values.size:
+        facts["not_finite"] = int(values.size - finite.size)
+    facts["first"] = values.reshape(-1)[:_SUMMARY_ELEMENTS].tolist()
+    return facts
+
+
+def describe(value: Any) -> str:
+    """An argument in a few words: `float32[128,512]`, `3`, `dims=[1, 2]`."""
+    array = as_array(value)
+    if array is not None:
+        return f"{as_dtype(array.dtype)}[{','.join(map(str, array.shape))}]"
+    text = getattr(value, "name", None) if hasattr(value, "value") and hasattr(value, "name") else None
+    text = text or (value if isinstance(value, str) else repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- showing -----------------------------------------------------------------------------------------------------
+
+
+def as_json(facts: Any) -> str:
+    """Strict JSON: what it has no word for (nan, inf, enums) becomes a string."""
+    return json.dumps(_plain(facts), indent=2)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if value is None or isinstance(value, (bool, int)) or type(value) is str:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return str(value)
+
+
+def print_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on stdout: ruled on a terminal, aligned columns elsewhere, so that `grep` and `awk` see whole lines."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    if not texts:
+        return
+    console = Console()
+    if console.is_terminal:
+        table = Table(title=title, title_justify="left", title_style="bold")
+        for header in headers:
+            table.add_column(header, overflow="fold")
+        for row in texts:
+            table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        console.print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *texts, strict=True)]
+    print(f"{title}:")
+    for row in [list(headers), *texts]:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Gates, counts and memory of `facts_of`."""
+    print_table("gates", ("gate", "holds", "values"), (
+        (gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
+        for gate in facts["gates"]
+    ))
+    counts = facts["instructions"]
+    cores = [f"core {number}" for number in range(len(facts["queues"]))]
+    print_table("instructions", ("stage", *cores), ((stage, *numbers) for stage, numbers in counts.items()))
+    names = list(dict.fromkeys(name for queues in facts["queues"] for name in queues))
+    print_table("queues", ("queue", *cores), ((name, *(queues.get(name, 0) for queues in facts["queues"])) for name in names))
+    print_table("memory", ("memory", *cores, "limit"), [
+        ("sbuf, bytes a partition", *(use["sbuf_bytes"] for use in facts["memory"]), facts["memory"][0]["sbuf_limit"]),
+        ("psum, bytes a partition", *(use["psum_bytes"] for use in facts["memory"]), facts["memory"][0]["psum_limit"]),
+        ("private hbm, bytes", *(use["private_hbm_bytes"] for use in facts["memory"]), ""),
+    ])
+    print(f"hbm: {facts['hbm_bytes']} bytes")
+
+
+def print_values(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Results by name, one a line."""
+    for name, facts in results.items():
+        shape = ",".join(map(str, facts["shape"]))
+        span = f"  min {facts['min']:.6g}  max {facts['max']:.6g}  mean {facts['mean']:.6g}" if "min" in facts else ""
+        odd = f"  not finite: {facts['not_finite']}" if "not_finite" in facts else ""
+        dots = ", ..." if math.prod(facts["shape"]) > len(facts["first"]) else ""
+        first = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in facts["first"])
+        print(f"{name}: {facts['dtype']}[{shape}]{span}{odd}  [{first}{dots}]")
