@@ -31,7 +31,17 @@ from .machine import QUADRANT, MatmulPerfMode, ReduceCmd, Space
 from .table import TABLE, Param
 
 __all__ = [
-    "CLEAN", "MAYBE", "POISON", "RULES", "UNWRITTEN", "Levels", "join", "levels_shape", "shows_old", "spread", "used",
+    "CLEAN",
+    "MAYBE",
+    "POISON",
+    "RULES",
+    "UNWRITTEN",
+    "Levels",
+    "join",
+    "levels_shape",
+    "shows_old",
+    "spread",
+    "used",
 ]
 
 CLEAN, MAYBE, POISON, UNWRITTEN = range(4)

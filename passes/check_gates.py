@@ -22,8 +22,13 @@ def check_gates(module: Module) -> Module:
         return module
     first, *others = failing
     raise GateError(
-        "E401", f"gate of {module.name}: {first.text}", loc=first.loc, limit=first.text, actual=_values(first) or None,
-        hint=first.hint or None, notes=tuple(map(_note, others)),
+        "E401",
+        f"gate of {module.name}: {first.text}",
+        loc=first.loc,
+        limit=first.text,
+        actual=_values(first) or None,
+        hint=first.hint or None,
+        notes=tuple(map(_note, others)),
     )
 
 
@@ -33,6 +38,10 @@ def _values(gate: Gate) -> str:
 
 def _note(gate: Gate) -> str:
     """A further failing gate in one line."""
-    parts = (f"{gate.loc}: " if gate.loc else "", f"gate {gate.text}", f" ({_values(gate)})" if gate.values else "",
-             f"; {gate.hint}" if gate.hint else "")
+    parts = (
+        f"{gate.loc}: " if gate.loc else "",
+        f"gate {gate.text}",
+        f" ({_values(gate)})" if gate.values else "",
+        f"; {gate.hint}" if gate.hint else "",
+    )
     return "".join(parts)

@@ -93,8 +93,13 @@ class Initialisation:
 def analyse(module: Module) -> Initialisation:
     """Execute a module of stage penguin on levels."""
     if module.stage is not Stage.PENGUIN:
-        raise KernelError("E603", f"check-initialised at stage {module.stage}", limit="stage penguin",
-                          actual=str(module.stage), hint="run fold-layouts first")
+        raise KernelError(
+            "E603",
+            f"check-initialised at stage {module.stage}",
+            limit="stage penguin",
+            actual=str(module.stage),
+            hint="run fold-layouts first",
+        )
     return _Analysis(module).result()
 
 
@@ -236,7 +241,8 @@ class _Analysis:
             return _Inputs({}, None, certain, frozenset(levels))
         arrays = {
             name: np.broadcast_to(np.uint8(level), levels_shape(row.operand(name), instr.operands[name]))
-            if isinstance(level, int) else level
+            if isinstance(level, int)
+            else level
             for name, level in levels.items()
         }
         return _Inputs(arrays, self._note_reads(core, instr, arrays), certain, frozenset(levels))
@@ -282,12 +288,20 @@ class _Analysis:
         if level is None or not (bad := np.count_nonzero(level >= POISON)):
             return
         assert isinstance(index, Access)
-        self.errors.setdefault((id(instr), name), fail(
-            instr, "E501", name, "the dynamic address comes from never-written bytes",
-            operand=operand_text("index", index) + f" %{index.tensor.name}", limit="indices that were written",
-            actual=f"{bad} of {level.size} were not", hint="write the index tile before it addresses anything",
-            notes=_notes(core[index.tensor.name]),
-        ))
+        self.errors.setdefault(
+            (id(instr), name),
+            fail(
+                instr,
+                "E501",
+                name,
+                "the dynamic address comes from never-written bytes",
+                operand=operand_text("index", index) + f" %{index.tensor.name}",
+                limit="indices that were written",
+                actual=f"{bad} of {level.size} were not",
+                hint="write the index tile before it addresses anything",
+                notes=_notes(core[index.tensor.name]),
+            ),
+        )
 
     def _check_bounds(self, core: _Core, loop: Loop) -> None:
         for bound in loop.bounds:
@@ -296,12 +310,19 @@ class _Analysis:
             shadow = core[bound.tensor.name]
             if shadow.level is not None and shadow.level >= POISON:
                 what = "condition" if loop.kind == "while" else "bound"
-                self.errors.setdefault((id(loop), bound.tensor.name), KernelError(
-                    "E501", f"the {what} %{bound.tensor.name} of the loop comes from never-written bytes", loc=loop.loc,
-                    operand=str(bound.tensor), limit=f"a {what} that was written", actual="never written",
-                    hint="give the register a value with register_move or register_load before the loop",
-                    notes=_notes(shadow),
-                ))
+                self.errors.setdefault(
+                    (id(loop), bound.tensor.name),
+                    KernelError(
+                        "E501",
+                        f"the {what} %{bound.tensor.name} of the loop comes from never-written bytes",
+                        loc=loop.loc,
+                        operand=str(bound.tensor),
+                        limit=f"a {what} that was written",
+                        actual="never written",
+                        hint="give the register a value with register_move or register_load before the loop",
+                        notes=_notes(shadow),
+                    ),
+                )
 
     def _check_results(self) -> set[str]:
         """Record the errors of results and of written arguments; returns names of results that may be incomplete."""
@@ -331,16 +352,24 @@ class _Analysis:
         actual = f"{count}, the first at {bad[0].tolist()}"
         if worst == UNWRITTEN:
             error = KernelError(
-                "E501", f"{what}: {count} were never written", loc=tensor.loc,
-                operand=str(tensor), limit="every element of a result is written", actual=actual,
+                "E501",
+                f"{what}: {count} were never written",
+                loc=tensor.loc,
+                operand=str(tensor),
+                limit="every element of a result is written",
+                actual=actual,
                 hint="write all of the tensor, or return a view of the part that is written",
             )
         else:
             origin = shadow.origin
             error = KernelError(
-                "E501", f"{what}: {count} come from never-written bytes",
-                loc=origin.written if isinstance(origin, _Origin) else tensor.loc, operand=str(tensor),
-                limit="results depend on written bytes alone", actual=actual, notes=_notes(shadow),
+                "E501",
+                f"{what}: {count} come from never-written bytes",
+                loc=origin.written if isinstance(origin, _Origin) else tensor.loc,
+                operand=str(tensor),
+                limit="results depend on written bytes alone",
+                actual=actual,
+                notes=_notes(shadow),
                 hint="write those bytes first (memset), or cut the access to what is written",
             )
         self.errors.setdefault(("result", tensor.name), error)

@@ -41,8 +41,13 @@ def resolve_accumulation(module: Module) -> Module:
              cleared by other writes" is a model: the reference leaves it open.
     """
     if module.stage is not Stage.PENGUIN:
-        raise KernelError("E603", f"resolve-accumulation at stage {module.stage}", limit="stage penguin",
-                          actual=str(module.stage), hint="run fold-layouts first")
+        raise KernelError(
+            "E603",
+            f"resolve-accumulation at stage {module.stage}",
+            limit="stage penguin",
+            actual=str(module.stage),
+            hint="run fold-layouts first",
+        )
     return replace(module, cores=tuple(_Resolver(core, module.target).resolved() for core in module.cores))
 
 
@@ -106,7 +111,10 @@ class _Resolver:
         decision = None if adds and overwrites else adds
         if (old == UNSURE).any() or self.decided.setdefault(id(instr), decision) is not decision:
             raise fail(
-                instr, "E205", name, "overwrites or adds, depending on the trips of a loop",
+                instr,
+                "E205",
+                name,
+                "overwrites or adds, depending on the trips of a loop",
                 limit="one meaning of accumulate=None in every trip",
                 actual="the first write overwrites, later ones add",
                 hint="create the PSUM tile in the loop body, or pass accumulate=False where a sum starts and True "
@@ -118,14 +126,22 @@ class _Resolver:
         limit = "locations that a matmul wrote before"
         if nobody := np.count_nonzero(old == NOBODY_WROTE):
             raise fail(
-                instr, "E205", name, "accumulate=True adds to elements that nothing wrote", limit=limit,
+                instr,
+                "E205",
+                name,
+                "accumulate=True adds to elements that nothing wrote",
+                limit=limit,
                 actual=f"{nobody} of {old.size} elements were never written",
                 hint="pass accumulate=False, or leave it out, for the first matmul of the sum",
             )
         other = np.count_nonzero(old == OTHER_WROTE)
         if other and self.target.version < NCVersion.gen4:
             raise fail(
-                instr, "E205", name, f"accumulate=True adds to what memset or a copy wrote: undefined on {self.target}",
-                limit=limit, actual=f"{other} of {old.size} elements were written by another instruction",
+                instr,
+                "E205",
+                name,
+                f"accumulate=True adds to what memset or a copy wrote: undefined on {self.target}",
+                limit=limit,
+                actual=f"{other} of {old.size} elements were written by another instruction",
                 hint="start the sum with a matmul (accumulate=False), and add the other term with tensor_tensor",
             )

@@ -7,6 +7,7 @@ is then made, and dropped again when all of it is CLEAN.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..ir.table import TABLE
 
 __all__ = ["Shadow", "repeat", "static_trips", "written_tensors"]
 
+MOST_PLACES = 1 << 22  # bytes of all places of a dynamic access that are looked at one by one
 PATIENCE = 64  # trips of one loop that are followed before its tensors are taken as MAYBE
 
 
@@ -134,7 +136,7 @@ class Shadow:
         region = _reachable(self._cells, access)
         region[...] = join(region, level)
         self._count()
-        if self.level is None and _one_number(self._cells) == MAYBE:
+        if self.level is None and (self._cells == MAYBE).all():
             self.set(MAYBE)
 
     def _writable(self, access: Access) -> np.ndarray:
@@ -178,18 +180,16 @@ def _reachable(cells: np.ndarray, access: Access) -> np.ndarray:
     """The bytes of a dynamic access: an axis of all places in front; a flat range where that would be far too many."""
     dynamic = access.dynamic
     assert dynamic is not None
-    pairs, bound = list(access.pattern), dynamic.bound
+    access = replace(access, offset=access.offset + dynamic.first * dynamic.stride)
+    pairs, number = list(access.pattern), dynamic.bound - dynamic.first
     if dynamic.kind == "vector":
         pairs = pairs[1:]
-    elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bound is about
+    elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bounds are about
         pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
-    counts = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
-    if bound * counts * access.dtype.nbytes > 4 * len(cells) + 65536:
-        first = access.offset * access.dtype.nbytes
-        if access.partitions is not None:
-            return cells
-        return cells[first:]
-    region = _strided(cells, access, [(dynamic.stride, bound), *pairs])
+    elements = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
+    if number * elements * access.dtype.nbytes > MOST_PLACES + 4 * len(cells):
+        return cells[access.offset * access.dtype.nbytes :] if access.partitions is None else cells
+    region = _strided(cells, access, [(dynamic.stride, number), *pairs])
     return region if access.partitions is None else np.moveaxis(region, 1, 0)
 
 
@@ -265,4 +265,3 @@ def repeat(trips: int | None, shadows: Iterable[Shadow], run: Callable[[], None]
         if followed > 2 * PATIENCE:
             for shadow in changed:
                 shadow.set(MAYBE)
-

@@ -116,8 +116,11 @@ def test_poison_that_reaches_a_result_names_both_lines():
 
 
 def test_poison_in_an_argument_is_an_error_too():
-    caught = error(lines("dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}",
-                         f"dma_copy dst=%x{{0 + [1 x 8192]}} src=%a{WHOLE}"))
+    caught = error(
+        lines(
+            "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}", f"dma_copy dst=%x{{0 + [1 x 8192]}} src=%a{WHOLE}"
+        )
+    )
     assert caught.message == "argument %x: 8192 of 8192 elements come from never-written bytes"
 
 
@@ -130,12 +133,16 @@ def test_every_error_is_named():
 
 
 def test_a_harmless_read_is_reported_and_no_error():
-    body = lines("memset dst=%a{0:64 | 0 + [1 x 64]} value=0.0", f"tensor_copy dst=%b{WHOLE} src=%a{WHOLE}",
-                 "memset dst=%b{64:128 | 0 + [1 x 64]} value=0.0", f"{OUT}b{WHOLE}")
+    body = lines(
+        "memset dst=%a{0:64 | 0 + [1 x 64]} value=0.0",
+        f"tensor_copy dst=%b{WHOLE} src=%a{WHOLE}",
+        "memset dst=%b{64:128 | 0 + [1 x 64]} value=0.0",
+        f"{OUT}b{WHOLE}",
+    )
     fine(body)
     (read,) = poison_reads(module(body))
-    assert (str(read.loc), read.op, read.operand, read.tensor, read.count) == (line_of("tensor_copy", body), "tensor_copy",
-                                                                               "src", "a", 4096)
+    assert (read.op, read.operand, read.tensor, read.count) == ("tensor_copy", "src", "a", 4096)
+    assert str(read.loc) == line_of("tensor_copy", body)
     assert str(read) == "tensor_copy `src` reads 4096 never-written elements of %a"
 
 
@@ -174,8 +181,12 @@ def test_a_write_to_one_place_many_times_writes_that_place_alone():
 
 
 def gather(*before):
-    return lines(*before, f"dma_copy dst=%a{WHOLE} src=%x{{0 + [64 x 128] [1 x 64] + (vector %v{{0:128 | 0 + [1 x 1]}} * 64 < 128)}}",
-                 f"{OUT}a{WHOLE}")
+    rows = "%x{0 + [64 x 128] [1 x 64] + (vector %v{0:128 | 0 + [1 x 1]} * 64 in 0:128)}"
+    return lines(*before, f"dma_copy dst=%a{WHOLE} src={rows}", f"{OUT}a{WHOLE}")
+
+
+ALL = "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}"
+ROW_N = "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 in 0:128)} src=%x{0 + [1 x 64]}"
 
 
 def test_a_written_index_is_fine_and_a_poisoned_one_is_an_error():
@@ -189,27 +200,25 @@ def test_a_written_index_is_fine_and_a_poisoned_one_is_an_error():
 
 
 def test_a_register_that_was_never_written_is_no_address():
-    use = "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 < 128)} src=%x{0 + [1 x 64]}"
+    use = "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 in 0:128)} src=%x{0 + [1 x 64]}"
     whole = "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}"
     fine(lines(whole, "register_move dst=%n src=3", use))
     assert error(lines(whole, use)).actual == "1 of 1 were not"
 
 
 def test_a_poisoned_value_in_a_register_is_traced_to_its_tile():
-    use = "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 < 128)} src=%x{0 + [1 x 64]}"
+    use = "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 in 0:128)} src=%x{0 + [1 x 64]}"
     body = lines("register_load dst=%n src=%i{0:1 | 0 + [1 x 1]}", use)
     assert f"never-written bytes of %i were read here: {line_of('register_load', body)}" in error(body).notes
 
 
 def test_a_dynamic_write_leaves_the_result_to_the_run():
-    body = lines("register_move dst=%n src=3", "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 < 128)} src=%x{0 + [1 x 64]}")
+    body = lines("register_move dst=%n src=3", ROW_N)
     assert fine(body).maybe_results == {"y"} == needs_runtime_check(module(body))
 
 
 def test_a_dynamic_write_into_a_written_result_leaves_it_written():
-    whole = "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}"
-    body = lines(whole, "register_move dst=%n src=3", "dma_copy dst=%y{0 + [1 x 64] + (scalar %n * 64 < 128)} src=%x{0 + [1 x 64]}")
-    assert not fine(body).maybe_results
+    assert not fine(lines(ALL, "register_move dst=%n src=3", ROW_N)).maybe_results
 
 
 def test_a_skipped_element_keeps_what_the_tile_held():
@@ -220,7 +229,7 @@ def test_a_skipped_element_keeps_what_the_tile_held():
 
 
 def test_a_dynamic_read_joins_the_places_that_the_index_can_name():
-    read = "dma_copy dst=%y{0 + [1 x 8192]} src=%a{0:128 | 0 + [0 x 64] + (scalar %n * 1 < BOUND)}"
+    read = "dma_copy dst=%y{0 + [1 x 8192]} src=%a{0:128 | 0 + [0 x 64] + (scalar %n * 1 in 0:BOUND)}"
     some = lines("register_move dst=%n src=3", "memset dst=%a{0:128 | 0 + [1 x 8]} value=0.0")
     assert not fine(lines(some, read.replace("BOUND", "8"))).maybe_results
     assert fine(lines(some, read.replace("BOUND", "9"))).maybe_results == {"y"}
@@ -245,8 +254,8 @@ def test_a_loop_of_known_trips_writes_for_certain():
 
 
 def test_a_tile_of_the_body_is_fresh_in_each_trip():
-    body = loop("%t: float32[128,64] @sbuf", f"tensor_copy dst=%b{WHOLE} src=%t{WHOLE}", f"memset dst=%t{WHOLE} value=0.0",
-                bounds="0 to 3")
+    copy, fill = f"tensor_copy dst=%b{WHOLE} src=%t{WHOLE}", f"memset dst=%t{WHOLE} value=0.0"
+    body = loop("%t: float32[128,64] @sbuf", copy, fill, bounds="0 to 3")
     assert error(lines(body, f"{OUT}b{WHOLE}")).notes[0].startswith("never-written bytes of %t")
 
 
@@ -260,8 +269,7 @@ def test_what_one_trip_hands_to_the_next_is_followed():
 
 @pytest.mark.parametrize("head, what", [("while %n", "condition"), ("for %k in 0 to %n step 1", "bound")])
 def test_a_loop_asks_no_register_that_was_never_written(head, what):
-    whole = "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}"
-    body = lines(whole, f"{head} {{", "register_move dst=%n src=0", "}")
+    body = lines(ALL, f"{head} {{", "register_move dst=%n src=0", "}")
     caught = error(body)
     assert caught.message == f"the {what} %n of the loop comes from never-written bytes"
     assert str(caught.loc) == line_of(head, body) and caught.operand == "%n: int32[1] @register"
@@ -271,17 +279,16 @@ def test_a_loop_asks_no_register_that_was_never_written(head, what):
 
 
 def test_a_condition_is_asked_for_again_after_each_trip():
-    whole = "dma_copy dst=%y{0 + [1 x 8192]} src=%x{0 + [1 x 8192]}"
-    body = lines(whole, "register_move dst=%n src=1", "while %n {", "register_load dst=%n src=%i{0:1 | 0 + [1 x 1]}", "}")
+    body = lines(ALL, "register_move dst=%n src=1", "while %n {", "register_load dst=%n src=%i{0:1 | 0 + [1 x 1]}", "}")
     assert error(body).notes == (f"never-written bytes of %i were read here: {line_of('register_load', body)}",)
     fine(lines("memset dst=%i{0:1 | 0 + [1 x 1]} value=0", body))
 
 
 # ---- two cores ----
 
-HALF = ("dma_copy dst=%y{0 + [1 x 4096]} src=%x{0 + [1 x 4096]}", "dma_copy dst=%y{4096 + [1 x 4096]} src=%x{0 + [1 x 4096]}")
+HALF = tuple(f"dma_copy dst=%y{{{first} + [1 x 4096]}} src=%x{{0 + [1 x 4096]}}" for first in (0, 4096))
 BARRIER = "core_barrier data=%y{0 + [1 x 8192]} cores=[0, 1]"
-READ_BACK = lines(f"dma_copy dst=%a{WHOLE} src=%y{{0 + [1 x 8192]}}", "dma_copy dst=%z{0 + [1 x 8192]} src=%aWHOLE").replace("WHOLE", WHOLE)
+READ_BACK = f"dma_copy dst=%a{WHOLE} src=%y{{0 + [1 x 8192]}}\n dma_copy dst=%z{{0 + [1 x 8192]}} src=%a{WHOLE}"
 
 
 def test_each_core_writes_its_half_of_the_result():
@@ -314,8 +321,12 @@ def test_sendrecv_brings_the_levels_of_the_other_core():
 
 def test_cores_that_meet_in_a_loop_run_it_together():
     def core(rank, number):
-        return loop(f"memset dst=%a{WHOLE} value=0.0", exchange(rank, ""), f"{OUT}b{WHOLE}" if number == 0 else "",
-                    bounds="0 to 2")
+        return loop(
+            f"memset dst=%a{WHOLE} value=0.0",
+            exchange(rank, ""),
+            f"{OUT}b{WHOLE}" if number == 0 else "",
+            bounds="0 to 2",
+        )
 
     fine(core(1, 0), core(0, 1))
 
@@ -353,10 +364,16 @@ def accesses(draw):
         count = draw(st.integers(1, 3 if not step else left // step + 1))
         pattern.append((step, count))
         left -= step * (count - 1)
-    bound = draw(st.integers(1, left + 1))
-    dynamic = Dynamic("scalar", 0, 1, bound) if draw(st.booleans()) else None
-    offset = draw(st.integers(0, left - (bound - 1 if dynamic else 0)))
+    if not draw(st.booleans()):
+        return Access(TILE, dtype, (first, rows), draw(st.integers(0, left)), tuple(pattern))
+    offset = draw(st.integers(0, left))
+    bound, before = draw(st.integers(1, left - offset + 1)), draw(st.integers(0, offset))
+    dynamic = Dynamic("scalar", 0, 1, bound, first=-before)
     return Access(TILE, dtype, (first, rows), offset, tuple(pattern), dynamic)
+
+
+def indices(access):
+    return range(access.dynamic.first, access.dynamic.bound) if access.dynamic else (0,)
 
 
 def places(access, index):
@@ -377,14 +394,14 @@ def test_a_shadow_holds_what_plain_bytes_would(writes, read):
     shadow, plain = Shadow(TILE), np.full((4, TILE.row_bytes), UNWRITTEN, np.uint8)
     for access, level in writes:
         shadow.write(access, level)
-        reached = {place for i in range(access.dynamic.bound if access.dynamic else 1) for _, p in places(access, i) for place in p}
+        reached = {place for index in indices(access) for _, bytes_ in places(access, index) for place in bytes_}
         for place in reached:
             plain[place] = either([plain[place], level]) if access.dynamic else level
     assert shadow.cells().reshape(plain.shape).tolist() == plain.tolist()
     assert (shadow.level == CLEAN) == (plain.max() == CLEAN), "clean all over is noticed"
     levels = np.broadcast_to(shadow.read(read), read.shape)
     seen = {}
-    for i in range(read.dynamic.bound if read.dynamic else 1):
-        for element, bytes_ in places(read, i):
+    for index in indices(read):
+        for element, bytes_ in places(read, index):
             seen.setdefault(element, []).append(max(plain[place] for place in bytes_))
     assert all(levels[element] == either(found) for element, found in seen.items())

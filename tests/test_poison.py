@@ -182,10 +182,17 @@ def test_only_elements_whose_values_count_are_used():
     assert set(used(adding, levels_of(adding))) == {"dst", "stationary", "moving"}
 
 
-@pytest.mark.parametrize("a, b, both", [
-    (CLEAN, CLEAN, CLEAN), (CLEAN, UNWRITTEN, MAYBE), (CLEAN, POISON, MAYBE), (MAYBE, POISON, MAYBE),
-    (POISON, UNWRITTEN, POISON), (UNWRITTEN, UNWRITTEN, UNWRITTEN),
-])
+@pytest.mark.parametrize(
+    "a, b, both",
+    [
+        (CLEAN, CLEAN, CLEAN),
+        (CLEAN, UNWRITTEN, MAYBE),
+        (CLEAN, POISON, MAYBE),
+        (MAYBE, POISON, MAYBE),
+        (POISON, UNWRITTEN, POISON),
+        (UNWRITTEN, UNWRITTEN, UNWRITTEN),
+    ],
+)
 def test_join_is_what_is_true_of_both(a, b, both):
     assert join(a, b) == join(b, a) == both
 

@@ -71,7 +71,8 @@ def test_a_dynamic_address_is_read(check_pass):
         """%i: int32[1,1] @sbuf
         memset dst=%b value=0.0
         memset dst=%i value=3
-        dma_copy dst=%y.select(0, %i) src=%b[0:1, :]""", tensors="%b",
+        dma_copy dst=%y.select(0, %i) src=%b[0:1, :]""",
+        tensors="%b",
     )
     check_pass("dead-code", before=text, after=text)
 
@@ -155,7 +156,8 @@ def test_what_no_trip_reads_goes(check_pass):
         "dead-code",
         before=text.replace("tensor_copy dst=%b src=%a", "tensor_copy dst=%b src=%x2"),
         after=text.replace("tensor_copy dst=%b src=%a", "tensor_copy dst=%b src=%x2")
-        .replace("tensor_copy dst=%a src=%x2", "").replace("memset dst=%a value=0.0", "")
+        .replace("tensor_copy dst=%a src=%x2", "")
+        .replace("memset dst=%a value=0.0", "")
         .replace("%a: float32[128,64] @sbuf", ""),
     )
 
@@ -181,6 +183,7 @@ def test_a_while_loop_keeps_what_its_condition_needs(check_pass):
         while %n {
           memset dst=%c value=0
           register_load dst=%n src=%c
-        }""", tensors="",
+        }""",
+        tensors="",
     )
     check_pass("dead-code", before=text, after=text)
