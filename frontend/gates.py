@@ -30,7 +30,7 @@ from .tracer import current
 
 __all__ = ["Gate", "GateTable", "evaluate", "gate_table", "gates", "kernel_assert"]
 
-_FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs, "isinstance": isinstance, "str": str, "math": math}
+_FUNCTIONS = {function.__name__: function for function in (len, min, max, abs, isinstance, bool, int, float, str, math)}
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,26 @@
+"""The kernel library: one kernel a file, beside its NumPy golden reference and its gates.
 
+LIBRARY has all of them by name. Kernels import the public face only, as a user's would.
+"""
+
+from .find_nonzero_indices import FIND_NONZERO_INDICES, find_nonzero_indices
+from .find_nonzero_indices_with_count import FIND_NONZERO_INDICES_WITH_COUNT, find_nonzero_indices_with_count
+from .indexed_flatten import INDEXED_FLATTEN, indexed_flatten
+from .library import LibraryKernel
+from .matmul_broadcast import MATMUL_BROADCAST, matmul_broadcast
+from .routed_tokens import ROUTED_TOKENS, block_decisions, find_routed_tokens, routed_tokens
+from .stream_shuffle_broadcast import STREAM_SHUFFLE_BROADCAST, stream_shuffle_broadcast
+from .tp_broadcast import TP_BROADCAST, tp_broadcast
+
+__all__ = [
+    "LIBRARY", "LibraryKernel", "block_decisions", "find_nonzero_indices", "find_nonzero_indices_with_count",
+    "find_routed_tokens", "indexed_flatten", "matmul_broadcast", "routed_tokens", "stream_shuffle_broadcast", "tp_broadcast",
+]
+
+LIBRARY: dict[str, LibraryKernel] = {
+    entry.name: entry
+    for entry in (
+        FIND_NONZERO_INDICES, FIND_NONZERO_INDICES_WITH_COUNT, INDEXED_FLATTEN, STREAM_SHUFFLE_BROADCAST, TP_BROADCAST,
+        MATMUL_BROADCAST, ROUTED_TOKENS,
+    )
+}
