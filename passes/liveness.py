@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ir.graph import Access, Core, Instruction, Loop, Statement, Tensor, View
+from ..ir.graph import Access, Core, Instruction, Loop, Statement, Tensor, View, instructions
 
 __all__ = ["LiveRange", "live_ranges"]
 
@@ -32,7 +32,9 @@ class _Scope:
 def live_ranges(core: Core) -> dict[str, LiveRange]:
     """Live range of every tensor that the core touches, by name.
 
-    A tensor that a loop touches but does not declare is live through the whole loop: any trip may need it.
+    A tensor that a loop touches but does not declare is live through the whole loop: any trip may need it. Where a core
+    exchanges over several pipes, the tiles of an exchange live to the end: to reuse their bytes would make one pipe wait
+    for another, and the cores may use the pipes in different orders.
     """
     ranges: dict[str, LiveRange] = {}
     open_loops: list[_Scope] = []
@@ -70,7 +72,16 @@ def live_ranges(core: Core) -> dict[str, LiveRange]:
             ranges[name] = LiveRange(min(ranges[name].start, scope.start), max(ranges[name].end, end))
 
     visit(core.body)
+    for tensor in _tiles_of_several_pipes(core):
+        touch(tensor, position)
     return ranges
+
+
+def _tiles_of_several_pipes(core: Core) -> list[Tensor]:
+    exchanges = [instr for instr in instructions(core.body) if instr.op == "sendrecv"]
+    if len({instr.attrs["pipe_id"] for instr in exchanges}) < 2:
+        return []
+    return [tensor for instr in exchanges for tensor in _tensors(instr.operands.values())]
 
 
 def _tensors(operands: object) -> list[Tensor]:

@@ -33,6 +33,7 @@ TO_BIR = (
     "check-races",  # the cores' accesses to shared HBM
     "synchronise",  # semaphores for every dependence between queues
     "lower",  # physical operands in per-engine queues
+    "check-order",  # an independent proof that the semaphores cover every dependence
 )
 
 

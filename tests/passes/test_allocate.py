@@ -100,8 +100,8 @@ def test_sbuf_holds_exactly_its_bytes(target, columns):
         return allocated(
             f"""%a: float32[128,{columns}] @sbuf
             %b: float32[128,{columns}] @sbuf""",
-            f"""memset dst=%a{{0:128 | 0 + [1 x 8]}} value=1.0
-            tensor_copy dst=%b{{0:128 | 0 + [1 x 8]}} src=%a{{0:128 | 0 + [1 x 8]}}""",
+            """memset dst=%a{0:128 | 0 + [1 x 8]} value=1.0
+            tensor_copy dst=%b{0:128 | 0 + [1 x 8]} src=%a{0:128 | 0 + [1 x 8]}""",
             target,
         )
 

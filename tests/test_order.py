@@ -1,0 +1,234 @@
+"""What keeps accesses in order: semaphores inside a core, meetings between cores. Each rule is broken on purpose."""
+
+import re
+
+import numpy as np
+import pytest
+
+import opennki as nki
+from opennki import KernelError
+from opennki import isa as nisa
+from opennki import language as nl
+from opennki.backend import executor, plan
+from opennki.ir.graph import Stage
+from opennki.ir.parser import parse
+from opennki.ir.printer import to_text
+from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
+
+X = np.arange(128 * 64, dtype=np.float32).reshape(128, 64)
+
+
+@nki.jit
+def double_then_transpose(x):
+    out = nl.ndarray((64, 128), nl.float32, buffer=nl.shared_hbm)
+    tile = nl.ndarray((128, 64), nl.float32)
+    nisa.dma_copy(dst=tile, src=x)
+    doubled = nl.ndarray((128, 64), nl.float32)
+    nisa.activation(dst=doubled, op=nl.copy, data=tile, scale=2.0)
+    turned = nl.ndarray((64, 128), nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned, data=doubled)
+    result = nl.ndarray((64, 128), nl.float32)
+    nisa.tensor_copy(dst=result, src=turned)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+def bir_text() -> str:
+    return to_text(double_then_transpose.compile(X).modules[Stage.BIR])
+
+
+def waits(text: str) -> list[str]:
+    return re.findall(r"^ *wait .*\n", text, re.M)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_dropping_any_one_wait_is_found(which):
+    text = bir_text()
+    assert len(waits(text)) == 4
+    broken = text.replace(waits(text)[which], "", 1)
+    with pytest.raises(KernelError) as error:
+        run_passes(parse(broken), ["check-order"])
+    assert error.value.code == "E505" and "no semaphore orders them" in error.value.message
+    assert error.value.loc.line > 0 and error.value.notes and error.value.hint
+
+
+def test_all_waits_are_enough():
+    assert run_passes(parse(bir_text()), ["check-order"]) == parse(bir_text())
+
+
+def test_a_wait_for_too_little_is_found():
+    text = bir_text()
+    broken = text.replace("wait dma0 >= 16", "wait dma0 >= 0", 1)
+    assert broken != text
+    with pytest.raises(KernelError) as error:
+        run_passes(parse(broken), ["check-order"])
+    assert error.value.code == "E505"
+
+
+def test_a_wait_for_a_signal_that_never_comes_is_a_deadlock():
+    with pytest.raises(KernelError) as error:
+        run_passes(parse(re.sub(r"^ *signal scalar \+ 16\n", "", bir_text(), flags=re.M)), ["check-order"])
+    assert error.value.code == "E504" and "never ends" in error.value.hint
+
+
+CIRCLE = """kernel @k stage=bir target=gen3 {
+  core 0 {
+    %a: float32[128,8] @sbuf at 0x0000
+    queue vector {
+      wait gpsimd >= 1
+      vector.memset dst=sbuf[0:128, 0x0000] float32 [1 x 8] value=1.0
+      signal gpsimd + 1
+    }
+    queue gpsimd {
+      wait vector >= 1
+      gpsimd.memset dst=sbuf[0:128, 0x0000] float32 [1 x 8] value=2.0
+      signal vector + 1
+    }
+  }
+}
+"""
+
+
+def test_queues_that_wait_in_a_circle_are_a_deadlock():
+    with pytest.raises(KernelError) as error:
+        plan.build(parse(CIRCLE))
+    assert error.value.code == "E504" and "wait for each other" in error.value.message
+    assert any("queue gpsimd waits for vector >= 1 before memset" in note for note in error.value.notes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_legal_order_gives_the_same_bits(seed):
+    module = double_then_transpose.compile(X).modules[Stage.BIR]
+    (shuffled,) = executor.run(plan.build(module, shuffle=seed), {"x": X})
+    assert shuffled.tobytes() == (2 * X.T).tobytes()
+
+
+# --- two cores ---------------------------------------------------------------------------------------------------
+
+
+@nki.jit
+def swap_halves(x, barrier=True, both=True):
+    """Each core writes its half, then reads the other's half back: right only behind a barrier."""
+    core, half = nl.program_id(0), x.shape[0] // 2
+    middle = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((half, x.shape[1]), x.dtype)
+    nisa.dma_copy(dst=tile, src=x[core * half : (core + 1) * half])
+    nisa.dma_copy(dst=middle[core * half : (core + 1) * half], src=tile)
+    if barrier and (both or core == 0):
+        nisa.core_barrier(middle, (0, 1))
+    other = nl.ndarray((half, x.shape[1]), x.dtype)
+    nisa.dma_copy(dst=other, src=middle[(1 - core) * half : (2 - core) * half])
+    nisa.dma_copy(dst=out[core * half : (core + 1) * half], src=other)
+    return out
+
+
+def test_a_barrier_orders_the_cores():
+    np.testing.assert_array_equal(swap_halves[2](X), np.concatenate([X[64:], X[:64]]))
+
+
+def test_a_missing_barrier_is_a_race_with_both_lines():
+    with pytest.raises(KernelError) as error:
+        swap_halves[2](X, barrier=False)
+    assert error.value.code == "E502" and "%middle" in error.value.message
+    assert str(error.value.loc).startswith(__file__) and __file__ in error.value.notes[0]
+    assert "core_barrier" in error.value.hint
+
+
+def test_a_barrier_that_one_core_never_reaches_is_named():
+    with pytest.raises(KernelError) as error:
+        swap_halves[2](X, both=False)
+    assert error.value.code == "E503" and "core 0 waits at core_barrier" in error.value.message
+    assert error.value.actual == "1 times on core 0, 0 on core 1"
+
+
+@nki.jit
+def exchange(x, pipes=(0, 0), ranks=(1, 0), extra=False):
+    core = nl.program_id(0)
+    out = nl.ndarray((2, *x.shape[1:]), x.dtype, buffer=nl.shared_hbm)
+    mine, theirs = nl.ndarray((1, x.shape[1]), x.dtype), nl.ndarray((1, x.shape[1]), x.dtype)
+    nisa.dma_copy(dst=mine, src=x[core : core + 1])
+    nisa.sendrecv(mine, theirs, send_to_rank=ranks[core], recv_from_rank=ranks[core], pipe_id=pipes[core])
+    if extra and core == 1:
+        nisa.sendrecv(mine, theirs, send_to_rank=0, recv_from_rank=0, pipe_id=7)
+    nisa.dma_copy(dst=out[core : core + 1], src=theirs)
+    return out
+
+
+def test_sendrecv_swaps_tiles():
+    np.testing.assert_array_equal(exchange[2](X), X[[1, 0]])
+
+
+def test_pipes_that_do_not_match_are_named():
+    with pytest.raises(KernelError) as error:
+        exchange[2](X, pipes=(0, 3))
+    assert error.value.code == "E503" and "pipe" in error.value.message
+
+
+def test_a_one_sided_sendrecv_is_named():
+    with pytest.raises(KernelError) as error:
+        exchange[2](X, extra=True)
+    assert error.value.code == "E503" and "sendrecv of pipe 7" in error.value.message
+
+
+def test_sendrecv_with_oneself_is_refused():
+    with pytest.raises(KernelError) as error:
+        exchange[2](X, ranks=(0, 1))
+    assert error.value.code == "E503" and error.value.limit == "rank 1, the other core"
+
+
+@nki.jit
+def two_pipes_in_opposite_order(x):
+    """Transfers of different pipes do not block one another."""
+    core = nl.program_id(0)
+    out = nl.ndarray((2, 2, x.shape[1]), x.dtype, buffer=nl.shared_hbm)
+    tiles = [nl.ndarray((1, x.shape[1]), x.dtype) for _ in range(4)]
+    for number in range(2):
+        nisa.dma_copy(dst=tiles[number], src=x[2 * core + number : 2 * core + number + 1])
+    for pipe in (0, 1) if core == 0 else (1, 0):
+        nisa.sendrecv(tiles[pipe], tiles[2 + pipe], 1 - core, 1 - core, pipe)
+    for pipe in range(2):
+        nisa.dma_copy(dst=out[core, pipe : pipe + 1], src=tiles[2 + pipe])
+    return out
+
+
+def test_pipes_are_independent():
+    np.testing.assert_array_equal(two_pipes_in_opposite_order[2](X), X[[[2, 3], [0, 1]]])
+
+
+@nki.jit
+def barriers_in_a_loop(x, trips):
+    """Core 1 may run other trips than core 0: then one waits for ever."""
+    core = nl.program_id(0)
+    out = nl.ndarray((2, 1), nl.int32, buffer=nl.shared_hbm)
+    flag = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+    counter = nl.ndarray((1, 1), nl.int32)
+    nisa.memset(counter, 0)
+    limit = nl.ndarray((1, 1), nl.int32)
+    nisa.dma_copy(dst=limit, src=trips[core : core + 1])
+    bound = nisa.register_alloc(limit)
+    for _ in nl.dynamic_range(bound):
+        nisa.core_barrier(flag, (0, 1))
+        nisa.tensor_scalar(counter, counter, nl.add, 1)
+    nisa.dma_copy(dst=out[core : core + 1], src=counter)
+    return out
+
+
+def test_barriers_in_a_loop_meet_trip_by_trip():
+    trips = np.array([[3], [3]], np.int32)
+    assert barriers_in_a_loop[2](X, trips).tolist() == [[3], [3]]
+
+
+def test_unequal_trips_are_a_deadlock_that_says_who_waits_where():
+    with pytest.raises(KernelError) as error:
+        barriers_in_a_loop[2](X, np.array([[3], [4]], np.int32))
+    assert error.value.code == "E503" and "core 1 waits for a core that never comes" in error.value.message
+    assert error.value.notes[0] == "core 0 has ended" and "core 1 waits at core_barrier" in error.value.notes[1]
+
+
+def test_the_layers_text_runs_to_the_same_bits():
+    for stage in Stage:
+        module = parse(to_text(swap_halves[2].compile(X).modules[stage]))
+        passes = {Stage.TRACE: (*TO_PENGUIN, *TO_BIR), Stage.PENGUIN: TO_BIR, Stage.BIR: ()}[stage]
+        (result,) = executor.run(plan.build(run_passes(module, passes)), {"x": X})
+        np.testing.assert_array_equal(result, np.concatenate([X[64:], X[:64]]))
