@@ -1,7 +1,8 @@
 """Shadow memory: a level of ir/poison.py for every byte of a tensor, for the passes that execute a kernel on levels.
 
-Most tensors hold one level all over, so a shadow is one number until a part of the tensor differs; an array of bytes
-is then made, and dropped again when all of it is CLEAN.
+Most tensors hold one level all over, so a shadow is one number until a part of the tensor differs; an array of cells
+is then made, and dropped again when all of it is CLEAN. A cell is one element of the tensor, until an access as a
+narrower dtype tells its bytes apart.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..ir.table import TABLE
 
 __all__ = ["Shadow", "repeat", "static_trips", "written_tensors"]
 
-MOST_PLACES = 1 << 22  # bytes of all places of a dynamic access that are looked at one by one
+MOST_PLACES = 1 << 20  # elements at all places of a dynamic access that are looked at one by one
 PATIENCE = 64  # trips of one loop that are followed before its tensors are taken as MAYBE
 
 
@@ -30,24 +31,22 @@ class Shadow:
     origin: for the pass: where the poison in it came from.
     """
 
-    __slots__ = ("_cells", "_open", "level", "origin", "tensor")
+    __slots__ = ("_cells", "_open", "_width", "level", "origin", "tensor")
 
     def __init__(self, tensor: Tensor, level: int = UNWRITTEN) -> None:
         self.tensor = tensor
         self.level: int | None = level
         self.origin: object = None
-        self._cells = np.empty(0, np.uint8)  # the bytes, where level is None
+        self._width = tensor.dtype.nbytes  # bytes of a cell
+        self._cells = np.empty(0, np.uint8)  # where level is None
         self._open = 0  # how many of them are not CLEAN
 
     # --- whole tensors ----------------------------------------------------------------------------------------
 
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.partitions * self.tensor.row_bytes
-
     def cells(self) -> np.ndarray:
-        """uint8[nbytes], one partition after the other; not to be changed."""
-        return np.full(self.nbytes, self.level, np.uint8) if self.level is not None else self._cells
+        """uint8[cells], one partition after the other; not to be changed."""
+        number = self.tensor.partitions * self.tensor.row_bytes // self._width
+        return np.full(number, self.level, np.uint8) if self.level is not None else self._cells
 
     def set(self, level: int) -> None:
         self.level, self._cells = level, np.empty(0, np.uint8)
@@ -56,12 +55,22 @@ class Shadow:
 
     def copy(self) -> Shadow:
         other = Shadow(self.tensor)
-        other.level, other.origin, other._cells, other._open = self.level, self.origin, self._cells.copy(), self._open
+        other.level, other.origin, other._width = self.level, self.origin, self._width
+        other._cells, other._open = self._cells.copy(), self._open
         return other
+
+    def _split(self, width: int) -> None:
+        """Cells of at most `width` bytes. (Elements have 1, 2 or 4.)"""
+        if width < self._width:
+            self._cells = np.repeat(self._cells, self._width // width)
+            self._open *= self._width // width
+            self._width = width
 
     def equals(self, other: Shadow) -> bool:
         if self.level is not None and other.level is not None:
             return self.level == other.level
+        self._split(other._width)
+        other._split(self._width)
         return np.array_equal(self.cells(), other.cells())
 
     def join(self, other: Shadow) -> None:
@@ -89,10 +98,11 @@ class Shadow:
         """
         if self.level is not None:
             return self.level
+        self._split(access.dtype.nbytes)
         if access.dynamic is None:
-            region = _view(self._cells, access)
+            region = self._view(access, access.pattern)
             return _elements(region) if region.any() else CLEAN
-        region = _reachable(self._cells, access)
+        region = self._reachable(access)
         if not region.any():
             return CLEAN
         if region.ndim == 1:  # too many places to tell apart
@@ -118,7 +128,9 @@ class Shadow:
             return
         if not _is_disjoint(access):  # several elements at one place: the worst of them
             levels = int(np.max(levels))
-        region = self._writable(access)
+        self._spell_out()
+        self._split(access.dtype.nbytes)
+        region = self._view(access, access.pattern)
         before = int(np.count_nonzero(region))
         region[...] = _shaped(levels, (*access.shape, 1))
         if _is_disjoint(access):
@@ -131,19 +143,52 @@ class Shadow:
     def _write_somewhere(self, access: Access, level: int) -> None:
         if self.level is not None and join(self.level, level) == self.level:
             return
-        if self.level is not None:
-            self._cells, self.level = self.cells(), None
-        region = _reachable(self._cells, access)
+        self._spell_out()
+        self._split(access.dtype.nbytes)
+        region = self._reachable(access)
         region[...] = join(region, level)
         self._count()
         if self.level is None and (self._cells == MAYBE).all():
             self.set(MAYBE)
 
-    def _writable(self, access: Access) -> np.ndarray:
+    def _spell_out(self) -> None:
+        """Cells instead of one level."""
         if self.level is not None:
-            self._open = self.nbytes if self.level else 0
-            self._cells, self.level = self.cells(), None
-        return _view(self._cells, access)
+            self._cells = self.cells()
+            self._open = len(self._cells) if self.level else 0
+            self.level = None
+
+    # --- cells of an access -----------------------------------------------------------------------------------
+
+    def _view(self, access: Access, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+        """The cells at `pairs` from the offset of `access`, with an axis of the element's cells behind."""
+        size = access.dtype.nbytes // self._width
+        first, row = access.offset * size, self.tensor.row_bytes // self._width
+        axes = [(step * size, count) for step, count in pairs]
+        if access.partitions is not None:
+            start, count = access.partitions
+            first += start * row
+            axes.insert(0, (row, count))
+        axes.append((1, size))
+        last = first + sum(step * (count - 1) for step, count in axes)
+        assert first >= 0 and last < len(self._cells), f"an access of %{self.tensor.name} beyond its end"
+        return as_strided(self._cells[first:], [count for _, count in axes], [step for step, _ in axes])
+
+    def _reachable(self, access: Access) -> np.ndarray:
+        """The cells of a dynamic access: an axis of all places in front; a flat range where those are far too many."""
+        dynamic = access.dynamic
+        assert dynamic is not None
+        access = replace(access, offset=access.offset + dynamic.first * dynamic.stride)
+        pairs, number = list(access.pattern), dynamic.bound - dynamic.first
+        if dynamic.kind == "vector":
+            pairs = pairs[1:]
+        elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bounds are about
+            pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
+        elements = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
+        if number * elements > MOST_PLACES + 4 * len(self._cells):
+            return self._cells[access.offset * access.dtype.nbytes // self._width if access.partitions is None else 0 :]
+        region = self._view(access, [(dynamic.stride, number), *pairs])
+        return region if access.partitions is None else np.moveaxis(region, 1, 0)
 
 
 def _one_number(levels: np.ndarray | int) -> np.ndarray | int:
@@ -158,46 +203,11 @@ def _shaped(levels: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray | in
     return levels if isinstance(levels, int) else levels.reshape(shape)
 
 
-def _view(cells: np.ndarray, access: Access) -> np.ndarray:
-    """The bytes of a static access: its shape with an axis of the element's bytes behind."""
-    return _strided(cells, access, list(access.pattern))
-
-
-def _strided(cells: np.ndarray, access: Access, pairs: list[tuple[int, int]]) -> np.ndarray:
-    size, first = access.dtype.nbytes, access.offset * access.dtype.nbytes
-    axes = [(step * size, count) for step, count in pairs]
-    if access.partitions is not None:
-        start, count = access.partitions
-        first += start * access.tensor.row_bytes
-        axes.insert(0, (access.tensor.row_bytes, count))
-    axes.append((1, size))
-    last = first + sum(step * (count - 1) for step, count in axes)
-    assert first >= 0 and last < len(cells), f"an access of %{access.tensor.name} beyond its end"
-    return as_strided(cells[first:], [count for _, count in axes], [step for step, _ in axes])
-
-
-def _reachable(cells: np.ndarray, access: Access) -> np.ndarray:
-    """The bytes of a dynamic access: an axis of all places in front; a flat range where that would be far too many."""
-    dynamic = access.dynamic
-    assert dynamic is not None
-    access = replace(access, offset=access.offset + dynamic.first * dynamic.stride)
-    pairs, number = list(access.pattern), dynamic.bound - dynamic.first
-    if dynamic.kind == "vector":
-        pairs = pairs[1:]
-    elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bounds are about
-        pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
-    elements = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
-    if number * elements * access.dtype.nbytes > MOST_PLACES + 4 * len(cells):
-        return cells[access.offset * access.dtype.nbytes :] if access.partitions is None else cells
-    region = _strided(cells, access, [(dynamic.stride, number), *pairs])
-    return region if access.partitions is None else np.moveaxis(region, 1, 0)
-
-
 def _elements(region: np.ndarray) -> np.ndarray:
-    """The highest level of each element's bytes (last axis)."""
-    highest = region[..., 0]
-    for byte in range(1, region.shape[-1]):
-        highest = np.maximum(highest, region[..., byte])
+    """The highest level of each element's cells (last axis), in an array of its own."""
+    highest = region[..., 0].copy()
+    for part in range(1, region.shape[-1]):
+        np.maximum(highest, region[..., part], out=highest)
     return highest
 
 
