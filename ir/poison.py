@@ -158,8 +158,8 @@ def _matmul_used(instr: Instruction, levels: Levels) -> Levels:
 def _matmul(instr: Instruction, levels: Levels) -> Levels:
     """Each output adds over all partitions of one stationary and one moving column.
 
-    A transpose moves the stationary elements exactly, as long as the identity is one. accumulate None is decided
-    element by element: what no instruction wrote is overwritten.
+    A transpose moves the stationary elements exactly, as long as the identity is one. accumulate None overwrites the
+    columns that `overwrites` lists; where it lists none, nothing is resolved yet, and what nobody wrote is overwritten.
     """
     stationary, moving = levels["stationary"], levels["moving"]
     if instr.attrs["is_transpose"]:
@@ -171,7 +171,14 @@ def _matmul(instr: Instruction, levels: Levels) -> Levels:
         return {"dst": product}
     old = levels["dst"]
     total = np.maximum(product, np.minimum(old, POISON))
-    return {"dst": total if instr.attrs["accumulate"] else np.where(old == UNWRITTEN, product, total)}
+    if instr.attrs["accumulate"]:
+        return {"dst": total}
+    new = old == UNWRITTEN
+    if instr.attrs["overwrites"]:
+        new = np.zeros(product.shape[1], bool)
+        for first, count in instr.attrs["overwrites"]:
+            new[first : first + count] = True
+    return {"dst": np.where(new, product, total)}
 
 
 @_rule("reduce")

@@ -76,7 +76,8 @@ class Initialisation:
 
     errors:        never-written bytes that reach a result, an address or a loop.
     reads:         all reads of never-written bytes.
-    maybe_results: names of results with elements of level MAYBE, and none that is worse.
+    maybe_results: names of results with elements of level MAYBE, and none that is worse. At run time it is enough to
+                   track what was written of them, except where a tile that was written in part is copied to them whole.
     parted:        where the cores stop meeting (another pass reports that); nothing beyond it was looked at.
     """
 
@@ -346,10 +347,11 @@ class _Analysis:
     def _result_error(self, shadow: Shadow, view: View, levels: np.ndarray) -> None:
         tensor = view.tensor
         worst = UNWRITTEN if (levels == UNWRITTEN).any() else POISON
-        bad = np.argwhere(levels == worst)
+        bad = levels == worst
+        first = [int(i) for i in np.unravel_index(bad.argmax(), bad.shape)]
         what = f"{'argument' if self._is_param(tensor) else 'result'} %{tensor.name}"
-        count = f"{len(bad)} of {levels.size} elements"
-        actual = f"{count}, the first at {bad[0].tolist()}"
+        count = f"{np.count_nonzero(bad)} of {levels.size} elements"
+        actual = f"{count}, the first at {first}"
         if worst == UNWRITTEN:
             error = KernelError(
                 "E501",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,15 +29,16 @@ def resolve_accumulation(module: Module) -> Module:
     """Replace `accumulate=None`: the first matmul that writes a location overwrites it, later ones add.
 
     A location counts as new when its tensor is created (in a loop body: in each trip) and after another instruction
-    wrote it. Where a matmul meets both kinds, as overlapping convolutions do, None stays and the elements decide.
+    wrote it. Where a matmul meets both kinds, as overlapping convolutions do, None stays and `overwrites` lists the
+    columns that are new.
 
     before:  nc_matmul dst=%acc{...} stationary=%x{...} moving=%w{...}
              nc_matmul dst=%acc{...} stationary=%y{...} moving=%v{...}
     after:   nc_matmul dst=%acc{...} stationary=%x{...} moving=%w{...} accumulate=false
              nc_matmul dst=%acc{...} stationary=%y{...} moving=%v{...} accumulate=true
 
-    raises:  KernelError E205 where an explicit True adds to what no matmul wrote, or where the first trip of a loop
-             would overwrite and later ones add.
+    raises:  KernelError E205 where an explicit True adds to what no matmul wrote, where the first trip of a loop
+             would overwrite and later ones add, or where the partitions of a column differ.
     source:  nki.isa reference, nc_matmul; release notes 0.6 (tracking by element region). The rule "one bit an element,
              cleared by other writes" is a model: the reference leaves it open.
     """
@@ -57,7 +59,7 @@ class _Resolver:
     def __init__(self, core: Core, target: Target) -> None:
         self.core, self.target = core, target
         self.shadows: dict[str, Shadow] = {}
-        self.decided: dict[int, bool | None] = {}  # by id of the instruction
+        self.decided: dict[int, dict[str, Any]] = {}  # attributes by id of the instruction
 
     def resolved(self) -> Core:
         self._declare(self.core.tensors)
@@ -67,7 +69,7 @@ class _Resolver:
             if id(statement) not in self.decided:
                 return statement
             assert isinstance(statement, Instruction)
-            return replace(statement, attrs={**statement.attrs, "accumulate": self.decided[id(statement)]})
+            return replace(statement, attrs={**statement.attrs, **self.decided[id(statement)]})
 
         return replace(self.core, body=map_statements(self.core.body, resolve))
 
@@ -105,11 +107,14 @@ class _Resolver:
 
     def _decide(self, instr: Instruction, name: str, old: np.ndarray) -> None:
         if instr.attrs.get("is_transpose"):  # moves bits, never adds
-            self.decided[id(instr)] = False
+            self.decided[id(instr)] = {"accumulate": False}
             return
-        adds, overwrites = bool((old == MATMUL_WROTE).any()), bool((old >= OTHER_WROTE).any())
-        decision = None if adds and overwrites else adds
-        if (old == UNSURE).any() or self.decided.setdefault(id(instr), decision) is not decision:
+        columns = (old == MATMUL_WROTE).reshape(len(old), -1)
+        adds = columns[0]
+        decision: dict[str, Any] = {"accumulate": bool(adds[0])}
+        if adds.any() and not adds.all():
+            decision = {"accumulate": None, "overwrites": _runs(~adds)}
+        if (old == UNSURE).any() or self.decided.setdefault(id(instr), decision) != decision:
             raise fail(
                 instr,
                 "E205",
@@ -119,6 +124,17 @@ class _Resolver:
                 actual="the first write overwrites, later ones add",
                 hint="create the PSUM tile in the loop body, or pass accumulate=False where a sum starts and True "
                 "where it goes on",
+            )
+
+        if (columns != adds).any():
+            raise fail(
+                instr,
+                "E205",
+                name,
+                "adds in some partitions of a column and overwrites in others",
+                limit="one of the two in each column of dst",
+                actual=f"{np.count_nonzero(columns)} of {columns.size} elements were written by a matmul before",
+                hint="use one matmul for each range of partitions, or pass accumulate explicitly",
             )
 
     def _check_explicit(self, instr: Instruction, name: str, old: np.ndarray) -> None:
@@ -145,3 +161,9 @@ class _Resolver:
                 actual=f"{other} of {old.size} elements were written by another instruction",
                 hint="start the sum with a matmul (accumulate=False), and add the other term with tensor_tensor",
             )
+
+
+def _runs(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(first, count) of each run of True."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return tuple((int(start), int(end - start)) for start, end in zip(edges[::2], edges[1::2], strict=True))

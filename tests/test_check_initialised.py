@@ -15,7 +15,7 @@ from opennki.ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN
 from opennki.ir.verifier import verify
 from opennki.passes.check_initialised import analyse, needs_runtime_check, poison_reads
 from opennki.passes.pipeline import run_passes
-from opennki.passes.shadow import Shadow
+from opennki.passes.shadow import Shadow, repeat
 
 WHOLE = "{0:128 | 0 + [1 x 64]}"
 OUT = "dma_copy dst=%y{0 + [1 x 8192]} src=%"  # + tile + WHOLE
@@ -342,6 +342,21 @@ def test_another_stage_is_refused():
     with pytest.raises(KernelError) as caught:
         analyse(parse("kernel @k stage=trace target=gen3 {\n core 0 {\n }\n}"))
     assert (caught.value.code, caught.value.actual, caught.value.hint) == ("E603", "trace", "run fold-layouts first")
+
+
+def test_a_loop_that_takes_long_to_settle_is_still_followed_to_its_end():
+    """One more row is written in each trip: exactly, then as MAYBE, and in the end all that may change is MAYBE."""
+    tile = Tensor("t", DTYPES["uint8"], (1, 512), Space.SBUF)
+
+    def rows_after(trips):
+        shadow, row = Shadow(tile), iter(range(512))
+        repeat(trips, [shadow], lambda: shadow.write(Access(tile, tile.dtype, (0, 1), next(row), ((1, 1),)), CLEAN))
+        return shadow
+
+    assert np.count_nonzero(rows_after(60).cells() == CLEAN) == 60
+    long = rows_after(100).cells()
+    assert (long[:64] == CLEAN).all() and (long[64:100] == MAYBE).all() and (long[100:] == UNWRITTEN).all()
+    assert rows_after(None).level == MAYBE
 
 
 # ---- shadow memory against plain arrays ----

@@ -23,6 +23,7 @@ TENSORS = """
     %wide: float32[6,4] @sbuf
     %stat: float32[4,3] @sbuf
     %pair: float8_e4m3[4,2,3] @sbuf
+    %pairs: float8_e4m3[4,2,6] @sbuf
     %eye: float32[4,4] @sbuf
     %sum: float32[3,6] @psum
     %turned: float32[3,4] @psum
@@ -118,6 +119,12 @@ def test_undecided_matmul_overwrites_what_nothing_wrote():
     assert after(MATMUL + "true", dst=((1, 2), UNWRITTEN))["dst"][1, 2] == POISON
 
 
+def test_columns_to_overwrite_do_not_show_the_old_sum():
+    text = MATMUL + "none overwrites=[[1, 2], [5, 1]]"
+    dst = after(text, dst=((1, slice(None)), POISON))["dst"]
+    assert dst[1].tolist() == [POISON, CLEAN, CLEAN, POISON, POISON, CLEAN]
+
+
 def test_a_transposing_matmul_moves_the_stationary_levels():
     text = "nc_matmul dst=%turned stationary=%stat moving=%eye is_transpose=true"
     dst = after(text, stationary=((3, 1), POISON))["dst"]
@@ -136,9 +143,7 @@ def test_activation_reads_data_bias_and_scale():
     assert np.argwhere(after(text, data=((0, 1), POISON))["dst"]).tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize(
-    "command, level", [("reset_reduce", POISON), ("reduce", POISON), ("reset", CLEAN), ("idle", CLEAN)]
-)
+@pytest.mark.parametrize("command, level", [("reset_reduce", POISON), ("reduce", POISON), ("reset", CLEAN), ("idle", CLEAN)])
 def test_reduce_res_gets_the_level_of_the_row_where_it_adds_it(command, level):
     text = f"activation dst=%a op=exp data=%b reduce_op=add reduce_res=%c reduce_cmd={command}"
     assert after(text, data=((1, 5), POISON))["reduce_res"].max() == level
@@ -207,6 +212,8 @@ EXAMPLES = [
     "nc_transpose dst=%wide data=%a",
     MATMUL + "false",
     MATMUL + "true",
+    MATMUL + "none overwrites=[[1, 2], [5, 1]]",
+    "nc_matmul dst=%sum stationary=%pair moving=%pairs perf_mode=double_row accumulate=false",
     "nc_matmul dst=%turned stationary=%stat moving=%eye is_transpose=true",
     "tensor_reduce dst=%flat op=add data=%cube axis=[2]",
     "tensor_reduce dst=%c op=add data=%last axis=[1, 2]",

@@ -56,12 +56,12 @@ def test_locations_count_one_by_one(check_pass):
     )
 
 
-def test_overlapping_matmuls_stay_undecided(check_pass):
-    """Half of the second one's locations are new, as in a convolution: the elements decide."""
+def test_overlapping_matmuls_are_decided_by_column(check_pass):
+    """Half of the second one's locations are new, as in a convolution."""
     check_pass(
         "resolve-accumulation",
         before=kernel("\n".join([matmul(LEFT, columns=256), matmul(ALL), matmul(ALL)])),
-        after=kernel("\n".join([matmul(LEFT, "false", 256), matmul(ALL), matmul(ALL, "true")])),
+        after=kernel("\n".join([matmul(LEFT, "false", 256), matmul(ALL) + " overwrites=[[256, 256]]", matmul(ALL, "true")])),
     )
 
 
@@ -99,6 +99,15 @@ def test_a_transpose_never_adds(check_pass):
         before=kernel(f"{turn}\n {turn}", acc=acc),
         after=kernel(f"{turn} accumulate=false\n {turn} accumulate=false", acc=acc),
     )
+
+
+def test_the_partitions_of_a_column_agree_or_it_is_an_error():
+    half = "nc_matmul dst=%acc{0:64 | 0 + [1 x 512]} stationary=%x{0:128 | 0 + [1 x 64]} moving=%w{0:128 | 0 + [1 x 512]}"
+    caught = error("\n".join([half, matmul(ALL)]))
+    assert caught.message == "nc_matmul `dst`: adds in some partitions of a column and overwrites in others"
+    assert caught.limit == "one of the two in each column of dst" and str(caught.loc) == "k.ir:9"
+    assert caught.actual == "32768 of 65536 elements were written by a matmul before"
+    assert caught.hint == "use one matmul for each range of partitions, or pass accumulate explicitly"
 
 
 # ---- explicit accumulate=True ----
