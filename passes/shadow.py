@@ -86,8 +86,9 @@ class Shadow:
 
     def _count(self) -> None:
         self._open = int(np.count_nonzero(self._cells))
-        if not self._open:
-            self.set(CLEAN)
+        level = _one_number(self._cells)
+        if isinstance(level, int):
+            self.set(level)
 
     # --- accesses ---------------------------------------------------------------------------------------------
 
@@ -148,8 +149,6 @@ class Shadow:
         region = self._reachable(access)
         region[...] = join(region, level)
         self._count()
-        if self.level is None and (self._cells == MAYBE).all():
-            self.set(MAYBE)
 
     def _spell_out(self) -> None:
         """Cells instead of one level."""
