@@ -37,7 +37,8 @@ class _OldPaths(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname.startswith(f"{_OLD_ROOT}."):
-            raise ModuleNotFoundError(f"{fullname} was replaced in NKI 0.2: import {fullname.removeprefix('neuronxcc.')}", name=fullname)
+            new = fullname.removeprefix("neuronxcc.")
+            raise ModuleNotFoundError(f"{fullname} was replaced in NKI 0.2: import {new}", name=fullname)
         return None
 
 
@@ -50,7 +51,7 @@ def install_aliases() -> None:
     if getattr(sys.modules.get("nki"), "__opennki__", False):
         return
     constants = _module("nki.isa.constants", {name: getattr(isa, name) for name in _CONSTANTS})
-    isa.constants = constants  # type: ignore[attr-defined]
+    vars(isa)["constants"] = constants
     public = {
         "Gate": Gate, "Kernel": Kernel, "KernelError": KernelError, "dtype": Dtype, "gates": gates, "isa": isa, "jit": jit,
         "kernel_assert": kernel_assert, "language": language, "simulate": simulate, "typing": typing, "__opennki__": True,

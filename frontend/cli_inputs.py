@@ -65,7 +65,8 @@ def require_known(given: Iterable[str], known: Iterable[str], what: str) -> None
         if name not in names:
             close = get_close_matches(name, names, 1)
             hint = f"did you mean {close[0]}? " if close else ""
-            raise typer.BadParameter(f"{what} has no {name}; {hint}it has {', '.join(names) or 'nothing to set'}", param_hint="--set")
+            there = ", ".join(names) or "nothing to set"
+            raise typer.BadParameter(f"{what} has no {name}; {hint}it has {there}", param_hint="--set")
 
 
 def value_of(text: str, name: str, seed: int, example: Any = None) -> Any:

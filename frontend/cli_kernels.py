@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import linecache
@@ -21,16 +22,15 @@ from ..ir.errors import KernelError, Loc
 from ..ir.graph import Module
 from ..ir.parser import parse
 from ..ir.verifier import verify
-from .. import kernels as _kernels
+from ..kernels import LIBRARY
 from ..kernels.library import LibraryKernel
 from .aliases import install_aliases
 from .cli_inputs import require_known, value_of
 from .jit import Kernel, jit
 from .location import is_own
 
-__all__ = ["LIBRARY", "Subject", "author_line", "find_subject", "library_kernel", "quiet_python", "read_module"]
+__all__ = ["Subject", "author_line", "find_subject", "library_kernel", "quiet_python", "read_module"]
 
-LIBRARY: dict[str, LibraryKernel] = getattr(_kernels, "LIBRARY", {})
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -82,7 +82,7 @@ def library_kernel(name: str) -> LibraryKernel:
         hint = f"a file is named {name}.py:function" if Path(name).is_dir() else "name a function of it, as in file.py:function"
     else:
         close = get_close_matches(name, list(LIBRARY), 1)
-        hint = f"did you mean {close[0]}?" if close else "`opennki list` shows the library; a kernel of yours is file.py:function"
+        hint = f"did you mean {close[0]}?" if close else "a kernel of your own is named file.py:function"
     raise KernelError("E708", f"the library has no kernel {name}", limit=", ".join(LIBRARY), actual=name, hint=hint)
 
 
@@ -92,17 +92,20 @@ def _library_subject(entry: LibraryKernel, settings: Mapping[str, str], seed: in
     arguments = inspect.signature(entry.kernel).parameters
     require_known(settings, [*example, *(name for name in arguments if name not in example)], entry.name)
     sizes: dict[str, Any] = dict(entry.scale) if at_scale else {}
-    sizes |= {name: value_of(text, name, seed, example[name].default) for name, text in settings.items() if name in example}
-    given = {name: value_of(text, name, seed, arguments[name].default) for name, text in settings.items() if name not in example}
+    values = {
+        name: value_of(text, name, seed, (example | arguments)[name].default) for name, text in settings.items()
+    }
+    sizes |= {name: value for name, value in values.items() if name in example}
+    given = {name: value for name, value in values.items() if name not in example}
     with quiet_python():
         try:
-            values = {**entry.example(seed=seed, **sizes), **given}
+            filled = {**entry.example(seed=seed, **sizes), **given}
         except (TypeError, ValueError, AssertionError, ArithmeticError, LookupError, MemoryError) as error:
-            raise KernelError("E701", f"{entry.name} has no example of these sizes: {type(error).__name__}: {error}", actual=sizes,
-                              limit=", ".join(f"{n}={p.default}" for n, p in example.items()),
+            raise KernelError("E701", f"{entry.name} has no example of these sizes: {type(error).__name__}: {error}",
+                              actual=sizes, limit=", ".join(f"{n}={p.default}" for n, p in example.items()),
                               hint="start from the defaults, and change one size at a time") from error
     shown = {name: p.default for name, p in example.items() if p.default is not p.empty} | sizes
-    return Subject(entry.kernel, values, entry.cores, entry.golden, entry.rtol, entry.why, shown)
+    return Subject(entry.kernel, filled, entry.cores, entry.golden, entry.rtol, entry.why, shown)
 
 
 # --- a Python file -----------------------------------------------------------------------------------------------
@@ -133,11 +136,13 @@ def _file_subject(spec: str, settings: Mapping[str, str], seed: int) -> Subject:
 def _kernel_of(module: ModuleType, path: str, name: str) -> Kernel:
     """The kernel of that name; without a name, the only kernel of the file."""
     kernels = [n for n, value in vars(module).items() if isinstance(value, Kernel)]
-    functions = [n for n, value in vars(module).items() if isinstance(value, FunctionType) and value.__module__ == module.__name__]
+    mine = {n: value for n, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__}
+    functions = [n for n, value in mine.items() if isinstance(value, FunctionType)]
     known = ", ".join(kernels or functions) or "none"
     if not name:
         if len(kernels) != 1:
-            raise KernelError("E708", f"{path}: which kernel?", limit=known, hint=f"name it: {path}:{(kernels or ['function'])[0]}")
+            example = (kernels or functions or ["function"])[0]
+            raise KernelError("E708", f"{path}: which kernel?", limit=known, hint=f"name it: {path}:{example}")
         name = kernels[0]
     found = getattr(module, name, None)
     if isinstance(found, Kernel):
@@ -147,7 +152,7 @@ def _kernel_of(module: ModuleType, path: str, name: str) -> Kernel:
     if found is None:
         close = get_close_matches(name, kernels + functions, 1)
         raise KernelError("E708", f"{path} has no function {name}", limit=known, actual=name,
-                          hint=f"did you mean {close[0]}?" if close else "name a kernel of the file, or a function to make one of")
+                          hint=f"did you mean {close[0]}?" if close else "name a function of the file")
     raise KernelError("E708", f"{path}: {name} is no kernel", limit="a function, with or without @nki.jit",
                       actual=type(found).__name__)
 
@@ -202,12 +207,13 @@ def _module_path(file: Path) -> tuple[list[str], Path]:
 
 def _import_file(name: str, file: Path) -> ModuleType:
     name = name if name not in sys.modules else f"{name}_kernels"
-    spec = importlib.util.spec_from_file_location(name, file, loader=importlib.machinery.SourceFileLoader(name, str(file)))
-    assert spec is not None and spec.loader is not None
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses of the file look their module up
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise

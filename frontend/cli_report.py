@@ -7,6 +7,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..ir.graph import Gate, Module, Queue, Stage, instructions, statements
 from ..passes.allocate import memory_use
 from .trace import as_array
 
-__all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "summary"]
+__all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "summary"]
 
 _SUMMARY_ELEMENTS = 6
 
@@ -43,8 +44,8 @@ def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
         },
         "queues": [_queue_counts(core.body) for core in bir.cores],
         "memory": [
-            {"sbuf_bytes": use.sbuf, "sbuf_limit": bir.target.sbuf_bytes, "psum_bytes": use.psum, "psum_limit": bir.target.psum_bytes,
-             "private_hbm_bytes": use.private_hbm}
+            {"sbuf_bytes": use.sbuf, "sbuf_limit": bir.target.sbuf_bytes, "psum_bytes": use.psum,
+             "psum_limit": bir.target.psum_bytes, "private_hbm_bytes": use.private_hbm}
             for use in memory
         ],
         "hbm_bytes": hbm + sum(use.private_hbm for use in memory),
@@ -78,12 +79,13 @@ def summary(array: np.ndarray) -> dict[str, Any]:
 
 
 def describe(value: Any) -> str:
-    """An argument in a few words: `float32[128,512]`, `3`, `dims=[1, 2]`."""
+    """An argument in a few words: `float32[128,512]`, `3`, `silu`."""
     array = as_array(value)
     if array is not None:
         return f"{as_dtype(array.dtype)}[{','.join(map(str, array.shape))}]"
-    text = getattr(value, "name", None) if hasattr(value, "value") and hasattr(value, "name") else None
-    text = text or (value if isinstance(value, str) else repr(value))
+    if isinstance(value, (type, Enum)):
+        return value.__name__ if isinstance(value, type) else value.name
+    text = str(value) if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -1,0 +1,357 @@
+"""The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
+
+    opennki list | run | check | dump | opt | exec | demo | passes        each has --help with examples
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from typer.core import TyperGroup
+
+from ..ir.errors import KernelError
+from ..ir.graph import Module, Stage
+from ..ir.printer import to_text
+from ..kernels import LIBRARY
+from ..passes.pipeline import PASSES, run_passes
+from .cli_inputs import parse_settings, require_known
+from .cli_kernels import Subject, find_subject, library_kernel, read_module
+from .cli_options import (
+    PIPELINES,
+    CoresOption,
+    JsonOption,
+    KernelArgument,
+    LocOption,
+    PassesOption,
+    RtolOption,
+    ScaleOption,
+    SeedOption,
+    SetOption,
+    StageName,
+    StageOption,
+    TargetName,
+    TargetOption,
+    TextArgument,
+    complete_kernel,
+)
+from .cli_report import as_json, describe, facts_of, message, print_facts, print_table, print_values, summary
+from .cli_run import Outcome, compile_subject, kernel_for, module_at, note_default_target, run_module, run_subject
+from .jit import Kernel
+
+__all__ = ["main"]
+
+_CLOSED_PIPE = 141  # what a shell reports for a writer whose reader has gone
+
+
+class _Commands(TyperGroup):
+    """Ends every fault in its exit code: no traceback for what the author can mend."""
+
+    def invoke(self, ctx: Any) -> Any:
+        if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal cannot show is no reason to fail
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except KernelError as error:
+            message(error)
+            raise typer.Exit(1) from None
+        except BrokenPipeError:
+            # The interpreter flushes stdout once more at its end; there is nobody left to read it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(_CLOSED_PIPE) from None
+
+
+main = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@main.callback()
+def _about() -> None:
+    """An open compiler and machine model for NKI kernels: no Trainium needed.
+
+    Compile a kernel, look at it at three levels, check it against the machine's limits, run it on NumPy arrays.
+
+    \b
+    opennki list                          kernels of the library
+    opennki run tp_broadcast              run one, compare it with its golden reference
+    opennki check my.py:kernel --set 'x=float32[128,512]'
+    opennki dump my.py:kernel --set 'x=float32[128,512]' --stage bir
+    opennki COMMAND --help                examples of each command
+
+    Results go to stdout, messages and errors to stderr. Exit status: 0 fine, 1 the kernel or text is at fault, 2 usage.
+    """
+
+
+def _name_of(choice: Enum | None) -> str | None:
+    return None if choice is None else str(choice.value)
+
+
+# --- the library -------------------------------------------------------------------------------------------------
+
+
+@main.command("list")
+def list_kernels() -> None:
+    """List the kernels of the library, one line each.
+
+    \b
+    opennki list
+    """
+    print_table("library", ("kernel", "cores", "what it does"), ((name, e.cores, e.summary) for name, e in LIBRARY.items()))
+
+
+@main.command()
+def demo(
+    kernels: Annotated[list[str] | None, typer.Argument(autocompletion=complete_kernel, show_default=False,
+                                                        help="Library kernels; all of them when none is named.")] = None,
+    target: TargetOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Run the library at its documented scale and compare each kernel with its golden reference.
+
+    Ends with exit status 1 if any differs. `make run` is this command.
+
+    \b
+    opennki demo
+    opennki demo tp_broadcast --seed 7
+    """
+    wrong: list[str] = []
+    note_default_target(_name_of(target))
+    entries = [library_kernel(name) for name in kernels] if kernels else list(LIBRARY.values())
+    for entry in entries:
+        print(f"{entry.name}: {entry.summary}", flush=True)
+        try:
+            subject = find_subject(entry.name, {}, seed, at_scale=True)
+            outcome = run_subject(subject, kernel_for(subject, _name_of(target), None))
+        except KernelError as error:
+            message(error)
+            wrong.append(entry.name)
+            print("  did not run")
+            continue
+        _print_demo(subject, outcome)
+        if outcome.equal is False:
+            wrong.append(entry.name)
+    verdict = f"{len(wrong)} at fault: {', '.join(wrong)}" if wrong else "all equal to their golden references"
+    print(f"{len(entries)} kernels, {verdict}")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _print_demo(subject: Subject, outcome: Outcome) -> None:
+    facts = outcome.facts
+    print(f"  sizes: {', '.join(f'{name}={describe(value)}' for name, value in (subject.sizes or {}).items()) or 'fixed'}")
+    print(f"  {outcome.kernel.target}, cores {outcome.kernel.cores}; {sum(facts['instructions']['bir'])} instructions, "
+          f"sbuf {max(use['sbuf_bytes'] for use in facts['memory'])} bytes a partition; "
+          f"compiled in {outcome.compile_seconds:.2f} s, ran in {outcome.run_seconds:.3f} s")
+    _print_comparisons(subject, outcome, "  ")
+
+
+def _print_comparisons(subject: Subject, outcome: Outcome, indent: str = "") -> None:
+    for c in outcome.comparisons:
+        verdict = "equal to its golden reference" if c.equal else "DIFFERS from its golden reference"
+        allowed = f"allowed {c.allowed:.3g}" if c.allowed else "every bit" if c.equal else "allowed 0"
+        why = f" ({subject.why})" if subject.why else ""
+        print(f"{indent}{c.name}: {verdict}: max error {c.max_error:.3g}, {allowed}{why}{f'; {c.note}' if c.note else ''}")
+
+
+# --- one kernel --------------------------------------------------------------------------------------------------
+
+
+@main.command()
+def run(
+    kernel: KernelArgument, settings: SetOption = None, cores: CoresOption = None, target: TargetOption = None,
+    seed: SeedOption = 0, scale: ScaleOption = False, rtol: RtolOption = None, json: JsonOption = False,
+) -> None:
+    """Run a kernel and show its gates, instructions, memory, time and results.
+
+    A library kernel is compared with its golden reference, a kernel `f` of a file with the function `f_golden` beside it.
+    Exit status 1 when the result is beyond the tolerance.
+
+    \b
+    opennki run tp_broadcast
+    opennki run tp_broadcast --cores 2 --json
+    opennki run my.py:add --set 'x=float32[128,512]' --set y=@y.npy
+    opennki run my.py:scale --set 'x=bfloat16[128,64]' --set factor=2.5 --target gen4
+    """
+    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    outcome = run_subject(subject, chosen, rtol)
+    facts = _heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | {
+        "compile_seconds": outcome.compile_seconds, "run_seconds": outcome.run_seconds,
+        "results": {name: summary(array) for name, array in outcome.results.items()}, "equal": outcome.equal,
+        "golden": [vars(c) for c in outcome.comparisons],
+    }
+    if json:
+        print(as_json(facts))
+    else:
+        _print_heading(facts)
+        print_facts(facts)
+        print(f"time: compiled in {outcome.compile_seconds:.3f} s, ran in {outcome.run_seconds:.4f} s")
+        print_values(facts["results"])
+        _print_comparisons(subject, outcome)
+    if outcome.equal is None:
+        message(f"note: no golden reference; a function {subject.name}_golden in the same file would be one")
+    if outcome.equal is False:
+        raise typer.Exit(1)
+
+
+def _chosen(
+    spec: str, settings: list[str] | None, seed: int, scale: bool, target: TargetName | None, cores: int | None
+) -> tuple[Subject, Kernel]:
+    """The subject of a command, and its kernel for the command's target and cores."""
+    subject = find_subject(spec, parse_settings(settings), seed, scale)
+    note_default_target(_name_of(target), subject.kernel)
+    return subject, kernel_for(subject, _name_of(target), cores)
+
+
+def _heading(subject: Subject, kernel: Kernel) -> dict[str, Any]:
+    return {"kernel": subject.name, "target": str(kernel.target), "cores": kernel.cores,
+            "arguments": {name: describe(value) for name, value in subject.arguments.items()}}
+
+
+def _print_heading(facts: dict[str, Any]) -> None:
+    print(f"kernel {facts['kernel']}, target {facts['target']}, cores {facts['cores']}"
+          + (f", seed {facts['seed']}" if "seed" in facts else ""))
+    print_table("arguments", ("name", "value"), facts["arguments"].items())
+
+
+@main.command()
+def check(
+    kernel: KernelArgument, settings: SetOption = None, cores: CoresOption = None, target: TargetOption = None,
+    seed: SeedOption = 0, scale: ScaleOption = False, json: JsonOption = False,
+) -> None:
+    """Check everything but the results: gates, limits, memory, races, never-written bytes. Nothing runs.
+
+    Prints `ok` with the facts, or the error and exit status 1.
+
+    \b
+    opennki check my.py:add --set 'x=float32[128,512]' --set 'y=float32[128,512]'
+    opennki check moe_block_tkg --cores 2 --target gen4
+    """
+    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    compiled, seconds = compile_subject(subject, chosen)
+    facts = {"ok": True} | _heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
+    if json:
+        print(as_json(facts))
+        return
+    print("ok")
+    _print_heading(facts)
+    print_facts(facts)
+
+
+@main.command()
+def dump(
+    kernel: KernelArgument,
+    stage: StageOption = StageName.penguin,
+    settings: SetOption = None, cores: CoresOption = None, target: TargetOption = None, seed: SeedOption = 0,
+    scale: ScaleOption = False, loc: LocOption = False,
+) -> None:
+    """Print a kernel at one of its three stages, as text that `opt` and `exec` read.
+
+    \b
+    opennki dump tp_broadcast --stage trace --loc
+    opennki dump my.py:add --set 'x=float32[128,64]' --set 'y=float32[128,64]' --stage bir
+    opennki dump tp_broadcast --stage trace | opennki opt - --passes check-gates,fold-layouts
+    """
+    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    module = module_at(chosen, subject.arguments, Stage(stage.value))
+    sys.stdout.write(to_text(module, loc))
+
+
+# --- IR texts ----------------------------------------------------------------------------------------------------
+
+
+@main.command()
+def opt(
+    file: TextArgument,
+    names: PassesOption = "",
+    print_between: Annotated[bool, typer.Option(help="Print the module after each pass, on stderr.")] = False,
+    loc: LocOption = False,
+) -> None:
+    """Read an IR text, verify it, run passes, print it.
+
+    \b
+    opennki opt kernel.ir --passes fold-layouts,dead-code
+    opennki dump tp_broadcast --stage trace | opennki opt - --passes to-penguin,allocate --print-between
+    """
+    passes = _pass_names(names)
+    module = read_module(file)
+
+    def show(name: str, current: Module) -> None:
+        message(f"// after {name}\n{to_text(current, loc)}")
+
+    sys.stdout.write(to_text(run_passes(module, passes, show if print_between else None), loc))
+
+
+def _pass_names(text: str) -> list[str]:
+    names: list[str] = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        if name not in PASSES and name not in PIPELINES:
+            close = get_close_matches(name, [*PASSES, *PIPELINES], 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join((*PASSES, *PIPELINES))}"
+            raise typer.BadParameter(f"no pass {name}; {hint}", param_hint="--passes")
+        names += PIPELINES.get(name, (name,))
+    return names
+
+
+@main.command("exec")
+def execute(
+    file: TextArgument, settings: SetOption = None,
+    out: Annotated[list[str] | None, typer.Option(
+        metavar="NAME=FILE.npy", show_default=False, help="Save a result. Repeatable.")] = None,
+    seed: SeedOption = 0, json: JsonOption = False,
+) -> None:
+    """Run an IR text of any stage, lowered first where it is not yet bir; prints the results.
+
+    Params are random by --seed where --set gives no array.
+
+    \b
+    opennki dump tp_broadcast --stage bir > tp.ir
+    opennki exec tp.ir --seed 3
+    opennki exec tp.ir --set src=@src.npy --out dst=dst.npy
+    """
+    module = read_module(file)
+    given = parse_settings(settings)
+    require_known(given, [param.name for param in module.params], f"@{module.name}")
+    wanted = parse_settings(out)
+    results = run_module(module, given, seed)
+    require_known(wanted, [name[1:] for name in results], f"the result of @{module.name}")
+    for name, path in wanted.items():
+        _save(path, results[f"%{name}"])
+    facts = {name: summary(array) for name, array in results.items()}
+    if json:
+        print(as_json(facts))
+        return
+    print_values(facts)
+    if not facts:
+        message("note: the kernel returns nothing and writes no argument")
+
+
+def _save(path: str, array: np.ndarray) -> None:
+    try:
+        with Path(path).open("wb") as stream:
+            np.save(stream, array)
+    except OSError as error:
+        raise KernelError("E706", f"{path}: {error.strerror}", limit="a place to write a .npy file") from None
+
+
+@main.command()
+def passes() -> None:
+    """List the passes and the two pipelines.
+
+    \b
+    opennki passes
+    """
+    print_table("passes", ("pass", "what it does"), ((name, _first_line(function)) for name, function in PASSES.items()))
+    print_table("pipelines", ("pipeline", "passes"), ((name, ", ".join(names)) for name, names in PIPELINES.items()))
+
+
+def _first_line(function: Any) -> str:
+    doc = inspect.getdoc(inspect.getmodule(function)) or inspect.getdoc(function) or ""
+    return doc.split("\n", 1)[0].partition(": ")[2] or doc.split("\n", 1)[0]
