@@ -481,9 +481,7 @@ def _with_index(result: Layout, receiver: Layout, kind: str, index: object, dim:
             hint="reduce a count, a step or the offset, or index another dimension",
         )
     strides = (stride, *result.strides[1:]) if kind == "vector" else result.strides
-    return replace(
-        result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk, -(nearest // stride))
-    )
+    return replace(result, strides=strides, dynamic=DynamicOffset(kind, index, stride, bound, walk, -(nearest // stride)))
 
 
 def _check_bounds(layout: Layout) -> None:

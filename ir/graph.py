@@ -194,6 +194,20 @@ class _Pattern:
         """Elements from the first to past the last one, statically."""
         return 1 + sum(step * (count - 1) for step, count in self.pattern)
 
+    @property
+    def has_dynamic_rows(self) -> bool:
+        """Each row of the first pair has its own run-time address or its own run-time check."""
+        return self.partitions is None and self.dynamic is not None and (self.dynamic.kind == "vector" or self.dynamic.walk > 0)
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """First and past the last element that any legal index gives, counted from the operand's own offset."""
+        inner = self.pattern[1:] if self.has_dynamic_rows else self.pattern
+        extent = 1 + sum(step * (count - 1) for step, count in inner)
+        if self.dynamic is None:
+            return 0, extent
+        return self.dynamic.first * self.dynamic.stride, (self.dynamic.bound - 1) * self.dynamic.stride + extent
+
 
 @dataclass(frozen=True)
 class Access(_Pattern):

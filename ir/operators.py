@@ -46,10 +46,7 @@ ALU: dict[str, AluOp] = {
         AluOp("left_shift", OpKind.BITVEC),
         AluOp("right_shift", OpKind.BITVEC),  # logical also for signed dtypes
         *(AluOp(name, OpKind.ARITH, reduces=True) for name in ("add", "subtract", "multiply", "maximum", "minimum")),
-        *(
-            AluOp(name, OpKind.ARITH)
-            for name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
-        ),
+        *(AluOp(name, OpKind.ARITH) for name in ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")),
         *(AluOp(name, OpKind.ARITH, reduces=True) for name in ("logical_and", "logical_or", "logical_xor")),
         AluOp("power", OpKind.ARITH),
         AluOp("abs_max", OpKind.ARITH, since=NCVersion.gen4),

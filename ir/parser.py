@@ -93,11 +93,7 @@ def _syntax_error(error: UnexpectedInput, text: str, file: str) -> KernelError:
         found = repr(str(error.token)) if error.token.strip() else "the end of the line"
     else:
         assert isinstance(error, UnexpectedCharacters) or error is not None
-        found = (
-            repr(text[error.pos_in_stream : (error.pos_in_stream or 0) + 1])
-            if error.pos_in_stream is not None
-            else "text"
-        )
+        found = repr(text[error.pos_in_stream : (error.pos_in_stream or 0) + 1]) if error.pos_in_stream is not None else "text"
     wanted: Any = getattr(error, "accepts", None) or getattr(error, "expected", None) or getattr(error, "allowed", None)
     expected = sorted(wanted or ())
     return KernelError(
@@ -169,9 +165,7 @@ class _Builder:
     def module(self, tree: Node) -> Module:
         name, stage, target_name, *items = tree.children
         if stage not in {s.value for s in Stage}:
-            raise KernelError(
-                "E603", f"stage {stage}", loc=self.loc(stage), limit="trace, penguin, bir", actual=str(stage)
-            )
+            raise KernelError("E603", f"stage {stage}", loc=self.loc(stage), limit="trace, penguin, bir", actual=str(stage))
         self.stage = Stage(str(stage))
         params: list[Tensor] = []
         shared: list[Tensor] = []
@@ -274,9 +268,7 @@ class _Builder:
         if values is not None:
             items = [item for item in values.children if item is not None]
             pairs = [(str(items[i]), self.literal(items[i + 1])) for i in range(0, len(items), 2)]
-        return Gate(
-            self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "", self.loc(text)
-        )
+        return Gate(self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "", self.loc(text))
 
     def string(self, token: Token) -> str:
         try:
@@ -357,9 +349,7 @@ class _Builder:
         loc = self.loc(name)
         row = lookup(str(name), loc)
         if engine is not None and engine not in Engine.__members__:
-            raise KernelError(
-                "E106", f"no engine {engine}", loc=loc, limit=", ".join(Engine.__members__), actual=str(engine)
-            )
+            raise KernelError("E106", f"no engine {engine}", loc=loc, limit=", ".join(Engine.__members__), actual=str(engine))
         operands: dict[str, Operand] = {}
         attrs: dict[str, Any] = {}
         label = None
@@ -454,9 +444,7 @@ class _Builder:
             return self.access(tree)
         if tree.data == "memory":
             return self.memory(tree)
-        raise KernelError(
-            "E603", "an operand belongs here", loc=self.loc(tree), limit="%tensor, or sbuf[...], psum[...], ..."
-        )
+        raise KernelError("E603", "an operand belongs here", loc=self.loc(tree), limit="%tensor, or sbuf[...], psum[...], ...")
 
     def view(self, tree: Node) -> Operand:
         tensor = self.find(tree.children[0])
@@ -550,7 +538,5 @@ class _Builder:
             return None
         kind, index, stride, walk, first, bound = tree.children
         if kind not in ("scalar", "vector"):
-            raise KernelError(
-                "E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind)
-            )
+            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind))
         return Dynamic(str(kind), self.operand(index), int(stride), int(bound), int(walk or 0), int(first))

@@ -9,6 +9,7 @@ reach.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from .graph import Access, Memory, Operand
 from .machine import Space
 
 __all__ = ["Region", "region_of"]
+
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +35,24 @@ class Region:
     start: int
     end: int
     run: int
-    pattern: tuple[tuple[int, int], ...]
+    pattern: Pairs
     certain: bool = True
 
     @property
     def is_dense(self) -> bool:
         """Does every byte between start and end belong to it? (False where that is not plain to see.)"""
-        span = self.run
-        for step, count in sorted(self.pattern):
-            if step != span:
-                return False
-            span = step * count
-        return True
+        return _is_dense(self.run, self.pattern)
 
     def covers(self, other: Region) -> bool:
-        """Does a write of this region certainly replace all of `other`?"""
+        """Does a write of this region certainly replace all of `other`? (False where that is not plain to see.)"""
         return (
             self.certain
             and self.memory == other.memory
-            and self.is_dense
             and self.first_partition <= other.first_partition
             and other.end_partition <= self.end_partition
             and self.start <= other.start
             and other.end <= self.end
+            and (self.is_dense or (self.start, self.run, self.pattern) == (other.start, other.run, other.pattern))
         )
 
     def overlaps(self, other: Region) -> bool:
@@ -66,18 +65,42 @@ class Region:
             or other.end <= self.start
         ):
             return False
-        if self.is_dense and other.is_dense:
-            return True
-        low, high = max(self.start, other.start), min(self.end, other.end)
-        return bool(np.any(self._mask(low, high) & other._mask(low, high)))
+        if self.start > other.start:
+            return _share(other.run, other.pattern, self.run, self.pattern, self.start - other.start)
+        return _share(self.run, self.pattern, other.run, other.pattern, other.start - self.start)
 
-    def _mask(self, low: int, high: int) -> np.ndarray:
-        """bool[high - low]: which bytes of the window belong to the region."""
-        mask = np.zeros(self.end - self.start, bool)
-        shape = (*(count for _, count in self.pattern), self.run)
-        strides = (*(step for step, _ in self.pattern), 1)
-        np.lib.stride_tricks.as_strided(mask, shape, strides)[...] = True
-        return mask[low - self.start : high - self.start]
+
+@lru_cache(maxsize=1 << 16)
+def _share(run: int, pattern: Pairs, other_run: int, other_pattern: Pairs, distance: int) -> bool:
+    """Do two byte patterns share a byte, where the second starts `distance` bytes behind the first?"""
+    if _is_dense(run, pattern) and _is_dense(other_run, other_pattern):
+        return distance < _extent(run, pattern)
+    end = min(_extent(run, pattern), distance + _extent(other_run, other_pattern))
+    if end <= distance:
+        return False
+    one, other = _mask(run, pattern), _mask(other_run, other_pattern)
+    return bool(np.any(one[distance:end] & other[: end - distance]))
+
+
+def _extent(run: int, pattern: Pairs) -> int:
+    return run + sum(step * (count - 1) for step, count in pattern)
+
+
+@lru_cache(maxsize=1 << 12)
+def _is_dense(run: int, pattern: Pairs) -> bool:
+    span = run
+    for step, count in sorted(pattern):
+        if step != span:
+            return False
+        span = step * count
+    return True
+
+
+def _mask(run: int, pattern: Pairs) -> np.ndarray:
+    """bool[extent]: which bytes from the start of a region on belong to it."""
+    mask = np.zeros(_extent(run, pattern), bool)
+    np.ndarray((*(count for _, count in pattern), run), bool, mask, 0, (*(step for step, _ in pattern), 1))[...] = True
+    return mask
 
 
 def region_of(operand: Operand, core: int) -> Region:
@@ -101,8 +124,7 @@ def _reachable(operand: Access | Memory, size: int, pattern: list[tuple[int, int
     """The pattern widened by every legal index: its places are `stride` apart."""
     dynamic = operand.dynamic
     assert dynamic is not None
-    first_moves = operand.partitions is None and (dynamic.kind == "vector" or dynamic.walk)
-    if first_moves and operand.pattern[0][1] > 1 and operand.pattern[0][0] > 0:
+    if operand.has_dynamic_rows and operand.pattern[0][1] > 1 and operand.pattern[0][0] > 0:
         pattern = pattern[1:]
     places = dynamic.bound - dynamic.first
     return [(dynamic.stride * size, places), *pattern] if places > 1 else pattern

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -247,19 +248,27 @@ class Row:
     canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None
     has_effects: bool
 
-    @property
+    @cached_property
     def operands(self) -> tuple[Param, ...]:
         return tuple(p for p in self.params if isinstance(p, Param))
 
-    @property
+    @cached_property
     def attrs(self) -> tuple[Attr, ...]:
         return tuple(p for p in self.params if isinstance(p, Attr))
 
+    @cached_property
+    def _by_name(self) -> dict[str, Param | Attr]:
+        return {p.name: p for p in self.params}
+
     def operand(self, name: str) -> Param:
-        return next(p for p in self.operands if p.name == name)
+        param = self._by_name[name]
+        assert isinstance(param, Param), f"{name} is an attribute of {self.name}"
+        return param
 
     def attr(self, name: str) -> Attr:
-        return next(p for p in self.attrs if p.name == name)
+        attr = self._by_name[name]
+        assert isinstance(attr, Attr), f"{name} is an operand of {self.name}"
+        return attr
 
     def limit(self, dim: str, version: NCVersion) -> int | None:
         bound = self.limits.get(dim)

@@ -97,9 +97,7 @@ def _check_loop(loop: Loop, module: Module) -> None:
             )
         _check_kind(bound, module.stage, "loop bound", loop.loc)
     if loop.kind == "for" and not (isinstance(loop.bounds[2], int) and loop.bounds[2] > 0):
-        raise KernelError(
-            "E801", f"loop step {loop.bounds[2]}", loc=loop.loc, limit="a positive int", actual=loop.bounds[2]
-        )
+        raise KernelError("E801", f"loop step {loop.bounds[2]}", loc=loop.loc, limit="a positive int", actual=loop.bounds[2])
 
 
 def _check_kind(operand: Operand, stage: Stage, what: str, loc: Loc | None) -> None:
@@ -169,31 +167,41 @@ def _check_access(instr: Instruction, name: str, access: Access) -> None:
                 actual=access.pattern,
                 hint="copy the view into a contiguous tile first",
             )
-    if any(count < 1 or step < 0 for step, count in access.pattern):
-        raise fail(instr, "E306", name, f"pattern {access.pattern}", limit="counts >= 1, steps >= 0")
-    first = access.dynamic is not None and access.dynamic.kind == "vector"
-    extent = 1 + sum(step * (count - 1) for step, count in access.pattern[1 if first else 0 :])
-    if access.offset < 0 or access.offset + extent > row:
+    _check_pattern(instr, name, access)
+    low, high = access.reach
+    if access.offset + low < 0 or access.offset + high > row:
         raise fail(
             instr,
             "E306",
             name,
-            f"elements {access.offset} to {access.offset + extent - 1}",
+            f"elements {access.offset + low} to {access.offset + high - 1}",
             limit=f"elements 0 to {row - 1}",
-            actual=access.offset + extent - 1,
+            actual=access.offset + high - 1,
+        )
+
+
+def _check_pattern(instr: Instruction, name: str, operand: Access | Memory) -> None:
+    if any(count < 1 or step < 0 for step, count in operand.pattern):
+        raise fail(instr, "E306", name, f"pattern {operand.pattern}", limit="counts >= 1, steps >= 0")
+    d = operand.dynamic
+    if d is not None and (d.stride < 1 or d.walk < 0 or d.first >= d.bound):
+        raise fail(
+            instr,
+            "E306",
+            name,
+            f"dynamic offset * {d.stride} walk {d.walk} in {d.first}:{d.bound}",
+            limit="stride >= 1, walk >= 0, at least one legal index",
         )
 
 
 def _check_memory(instr: Instruction, name: str, memory: Memory, target: Target) -> None:
     sizes = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
     size = sizes.get(memory.space, target.hbm_bytes)
-    first = memory.dynamic is not None and memory.dynamic.kind == "vector"
-    extent = 1 + sum(step * (count - 1) for step, count in memory.pattern[1 if first else 0 :])
-    end = memory.byte + extent * memory.dtype.nbytes
-    if memory.byte < 0 or end > size or any(count < 1 or step < 0 for step, count in memory.pattern):
-        raise fail(
-            instr, "E201", name, f"bytes {memory.byte} to {end} of {memory.space}", limit=f"{size} bytes", actual=end
-        )
+    _check_pattern(instr, name, memory)
+    low, high = memory.reach
+    end = memory.byte + high * memory.dtype.nbytes
+    if memory.byte + low * memory.dtype.nbytes < 0 or end > size:
+        raise fail(instr, "E201", name, f"bytes {memory.byte} to {end} of {memory.space}", limit=f"{size} bytes", actual=end)
     if memory.space.is_on_chip != (memory.partitions is not None):
         raise fail(instr, "E306", name, "partitions belong to on-chip operands alone", limit="p0:p1, ... on chip")
     if memory.partitions is not None and not (

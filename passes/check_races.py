@@ -31,8 +31,10 @@ def check_races(module: Module) -> Module:
     programs = [list(instructions(core.body)) for core in module.cores]
     meetings = [[n for n, instr in enumerate(program) if meeting_key(instr)] for program in programs]
     _check_meetings(programs, meetings, module)
-    order = _happens_before(programs, meetings)
-    for first, second in _conflicts(programs):
+    conflicts = list(_conflicts(programs))
+    order = _happens_before(programs, meetings) if conflicts else None
+    for first, second in conflicts:
+        assert order is not None
         a, b = order.node((0, first[0])), order.node((1, second[0]))
         if not (order.reaches(a, b) or order.reaches(b, a)):
             raise _race(programs[0][first[0]], programs[1][second[0]], first, second)
@@ -73,10 +75,7 @@ def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]]
             actual=f"{len(here)} times on core 0, {len(there)} on core 1",
             hint="give both cores the same control flow",
             notes=tuple(
-                f"core {c} meets at {i.loc}"
-                for c, side in enumerate((here, there))
-                for i in side[-1:]
-                if i is not extra
+                f"core {c} meets at {i.loc}" for c, side in enumerate((here, there)) for i in side[-1:] if i is not extra
             ),
         )
 

@@ -25,12 +25,12 @@ TO_PENGUIN = (
     "resolve-accumulation",  # accumulate=None becomes overwrite or add, while writes are still in program order
     "dead-code",  # after the folds, which leave copies that nothing reads
     "assign-engines",
-    # "check-initialised",  # on final instructions: never-written bytes must not reach anything observable
+    "check-races",  # the cores' accesses to shared HBM; what follows takes the cores' meetings as ordering them
+    "check-initialised",  # on final instructions: never-written bytes must not reach anything observable
 )
 
 TO_BIR = (
     "allocate",  # addresses; dependences are on bytes, so they need them
-    "check-races",  # the cores' accesses to shared HBM
     "synchronise",  # semaphores for every dependence between queues
     "lower",  # physical operands in per-engine queues
     "check-order",  # an independent proof that the semaphores cover every dependence
