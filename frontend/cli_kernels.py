@@ -68,7 +68,7 @@ def find_subject(spec: str, settings: Mapping[str, str], seed: int, at_scale: bo
     raises: KernelError E706 (file), E708 (name); typer.BadParameter for settings that do not fit.
     """
     if ":" in spec or "/" in spec or spec.endswith(".py"):
-        return _file_subject(spec, settings, seed)
+        return _file_subject(spec, settings, seed, at_scale)
     return _library_subject(library_kernel(spec), settings, seed, at_scale)
 
 
@@ -111,10 +111,13 @@ def _library_subject(entry: LibraryKernel, settings: Mapping[str, str], seed: in
 # --- a Python file -----------------------------------------------------------------------------------------------
 
 
-def _file_subject(spec: str, settings: Mapping[str, str], seed: int) -> Subject:
+def _file_subject(spec: str, settings: Mapping[str, str], seed: int, at_scale: bool) -> Subject:
     path, _, name = spec.rpartition(":") if ":" in spec else (spec, "", "")
     module = _load(path)
     kernel = _kernel_of(module, path, name)
+    for entry in LIBRARY.values():
+        if entry.kernel is kernel:  # named by its file: still the library's, with its example and golden reference
+            return _library_subject(entry, settings, seed, at_scale)
     parameters = inspect.signature(kernel).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not takes_any:

@@ -56,9 +56,9 @@ def _complete_passes(incomplete: str) -> Iterable[str]:
     return [f"{done}{comma}{name}" for name in (*PASSES, *PIPELINES) if name.startswith(last)]
 
 
-KernelArgument = Annotated[str, typer.Argument(
-    autocompletion=complete_kernel, show_default=False, help="A library kernel (see `opennki list`), or file.py:function.")]
-TextArgument = Annotated[str, typer.Argument(show_default=False, help="An IR text; - reads stdin.")]
+KernelArgument = Annotated[str, typer.Argument(metavar="KERNEL", autocompletion=complete_kernel, show_default=False, help=(
+    "A library kernel (see `opennki list`), or file.py:function."))]
+TextArgument = Annotated[str, typer.Argument(metavar="FILE", show_default=False, help="An IR text; - reads stdin.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", show_default=False, help=(
     "Set an argument; of a library kernel also a size of its example. x=float32[128,512] is a random array, x=@file.npy a "
     "stored one, x=bfloat16@file.npy a stored one as bfloat16; n=3, eps=1e-6, flag=true, s=text, d=bfloat16, x=none, "
