@@ -3,6 +3,7 @@
 from . import (
     allocate,
     assign_engines,
+    cancel_moves,
     check_gates,
     check_initialised,
     check_limits,
@@ -18,6 +19,7 @@ from . import (
 __all__ = [
     "allocate",
     "assign_engines",
+    "cancel_moves",
     "check_gates",
     "check_initialised",
     "check_limits",

@@ -1,7 +1,7 @@
 """The registry of passes, the two pipelines, and the runner.
 
-A pass is a plain function Module -> Module, registered under its name. The runner verifies what every pass makes, so each
-may count on legal input.
+A pass is a plain function Module -> Module, registered under its name. The runner verifies what it gets and what every
+pass makes, so each may count on legal input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TO_PENGUIN = (
     "check-limits",
     "fold-layouts",  # views become access patterns
     "resolve-accumulation",  # accumulate=None becomes overwrite or add, while writes are still in program order
-    "dead-code",  # after the folds, which leave copies that nothing reads
+    "cancel-moves",  # transposes that undo each other lose their readers
+    "dead-code",  # and what nothing reads goes
     "assign-engines",
     "check-races",  # the cores' accesses to shared HBM; what follows takes the cores' meetings as ordering them
     "check-initialised",  # on final instructions: never-written bytes must not reach anything observable
@@ -48,10 +49,11 @@ def register_pass(name: str) -> Callable[[Pass], Pass]:
 
 
 def run_passes(module: Module, names: Iterable[str], observe: Callable[[str, Module], None] | None = None) -> Module:
-    """Run passes by name, verifying what each makes. observe(name, module) sees every intermediate module.
+    """Run passes by name, verifying the module and what each makes of it. observe(name, module) sees every intermediate module.
 
     raises: KernelError E707 for an unknown name, and what the passes and the verifier raise.
     """
+    verify(module)
     for name in names:
         if name not in PASSES:
             close = get_close_matches(name, list(PASSES), 1)
