@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
@@ -78,8 +79,11 @@ def _share(run: int, pattern: Pairs, other_run: int, other_pattern: Pairs, dista
     end = min(_extent(run, pattern), distance + _extent(other_run, other_pattern))
     if end <= distance:
         return False
-    one, other = _mask(run, pattern), _mask(other_run, other_pattern)
-    return bool(np.any(one[distance:end] & other[: end - distance]))
+    # Counted in units that divide all of it, not in bytes: elements have two or four.
+    unit = gcd(run, other_run, distance, *(step for step, _ in (*pattern, *other_pattern)))
+    one = _mask(run // unit, tuple((step // unit, count) for step, count in pattern))
+    other = _mask(other_run // unit, tuple((step // unit, count) for step, count in other_pattern))
+    return bool(np.any(one[distance // unit : end // unit] & other[: (end - distance) // unit]))
 
 
 def _extent(run: int, pattern: Pairs) -> int:
@@ -97,7 +101,7 @@ def _is_dense(run: int, pattern: Pairs) -> bool:
 
 
 def _mask(run: int, pattern: Pairs) -> np.ndarray:
-    """bool[extent]: which bytes from the start of a region on belong to it."""
+    """bool[extent]: which units from the start of a region on belong to it."""
     mask = np.zeros(_extent(run, pattern), bool)
     np.ndarray((*(count for _, count in pattern), run), bool, mask, 0, (*(step for step, _ in pattern), 1))[...] = True
     return mask

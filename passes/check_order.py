@@ -46,13 +46,13 @@ Clock = dict[str, int]  # for each queue how many of its instructions have certa
 
 
 def _check_block(block: list[Queue], core: Core) -> None:
-    conflicts, done = Conflicts(core.number), []
+    conflicts, done = Conflicts(core.number, queues_order=True), []
     for queue, position, instr, clock in _in_order(block):
         node = len(done)
         done.append((queue, position, instr))
         for source, kind in conflicts.of(node, instr, queue):
             earlier_queue, earlier_position, earlier = done[source]
-            if earlier_queue != queue and clock.get(earlier_queue, 0) <= earlier_position:
+            if clock.get(earlier_queue, 0) <= earlier_position:
                 raise _unordered(earlier, earlier_queue, instr, queue, kind)
 
 

@@ -54,13 +54,19 @@ class _Memory:
         self.bounds[len(self.entries)] = (region.start, region.end, region.first_partition, region.end_partition)
         self.entries.append((region, node, is_write, queue))
 
-    def conflicts(self, region: Region, node: int, reads: bool, writes: bool) -> Iterator[tuple[int, str]]:
-        """Earlier nodes that share bytes with the region, at least one of the two writing."""
+    def conflicts(
+        self, region: Region, node: int, reads: bool, writes: bool, ordered: str | None
+    ) -> Iterator[tuple[int, str]]:
+        """Earlier nodes that share bytes with the region, at least one of the two writing; none of queue `ordered`."""
         for slot in self.touching(region):
             entry = self.entries[slot]
             if entry is None:
                 continue
-            earlier, source, was_write, _ = entry
+            earlier, source, was_write, queue = entry
+            if queue == ordered:
+                if writes and source != node and region.covers(earlier):
+                    self.drop(slot)
+                continue
             if source == node or not (was_write or writes) or not earlier.overlaps(region):
                 continue
             if was_write and reads:
@@ -90,10 +96,13 @@ class _Memory:
 
 
 class Conflicts:
-    """The memories of one core, filled in the order in which instructions are given."""
+    """The memories of one core, filled in the order in which instructions are given.
 
-    def __init__(self, core: int) -> None:
-        self.core = core
+    queues_order: conflicts inside a queue are left out, since its order settles them.
+    """
+
+    def __init__(self, core: int, queues_order: bool) -> None:
+        self.core, self.queues_order = core, queues_order
         self.memories: dict[str, _Memory] = {}
 
     def of(self, node: int, instr: Instruction, queue: str) -> Iterator[tuple[int, str]]:
@@ -104,7 +113,7 @@ class Conflicts:
         places = list(accesses(instr, self.core))
         for _, region, reads, writes in places:
             memory = self.memories.setdefault(region.memory, _Memory())
-            yield from memory.conflicts(region, node, reads, writes)
+            yield from memory.conflicts(region, node, reads, writes, queue if self.queues_order else None)
         for _, region, reads, writes in places:
             memory = self.memories[region.memory]
             if reads:

@@ -173,10 +173,20 @@ class Shadow:
         assert first >= 0 and last < len(self._cells), f"an access of %{self.tensor.name} beyond its end"
         return as_strided(self._cells[first:], [count for _, count in axes], [step for step, _ in axes])
 
+    def _range(self, access: Access) -> np.ndarray:
+        """The cells from the first to the last that an access in HBM can reach."""
+        low, high = ((access.offset + end) * access.dtype.nbytes // self._width for end in access.reach)
+        return self._cells[low:high]
+
     def _reachable(self, access: Access) -> np.ndarray:
-        """The cells of a dynamic access: an axis of all places in front; a flat range where those are far too many."""
+        """The cells of a dynamic access: an axis of all places in front.
+
+        A flat range where the places run into one another, and as an approximation where they are far too many.
+        """
         dynamic = access.dynamic
         assert dynamic is not None
+        if access.partitions is None and _is_run(access):
+            return self._range(access)
         access = replace(access, offset=access.offset + dynamic.first * dynamic.stride)
         pairs, number = list(access.pattern), dynamic.bound - dynamic.first
         if dynamic.kind == "vector":
@@ -185,9 +195,17 @@ class Shadow:
             pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
         elements = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)
         if number * elements > MOST_PLACES + 4 * len(self._cells):
-            return self._cells[access.offset * access.dtype.nbytes // self._width if access.partitions is None else 0 :]
+            return self._range(access) if access.partitions is None else self._cells
         region = self._view(access, [(dynamic.stride, number), *pairs])
         return region if access.partitions is None else np.moveaxis(region, 1, 0)
+
+
+def _is_run(access: Access) -> bool:
+    """Do the places of a dynamic access cover a range without gaps?"""
+    dynamic = access.dynamic
+    assert dynamic is not None
+    inner = access.pattern[1:] if access.has_dynamic_rows else access.pattern
+    return len(inner) == 1 and inner[0][0] == 1 and inner[0][1] >= dynamic.stride
 
 
 def _one_number(levels: np.ndarray | int) -> np.ndarray | int:

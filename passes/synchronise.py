@@ -74,7 +74,7 @@ def _waits(block: list[Instruction], queues: list[str], core: int) -> dict[int, 
     clocks[n][q]: the last instruction of queue q that has certainly ended when n starts. What the previous instruction
     of the same queue knows, n knows too.
     """
-    graph = dependence_graph(block, core)
+    graph = dependence_graph(block, core, queues_order=True)
     clocks: list[dict[str, int]] = []
     last: dict[str, int] = {}
     needs: dict[int, list[int]] = {}
