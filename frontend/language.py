@@ -96,13 +96,15 @@ class _Ndarray(type):
         return isinstance(instance, NkiTensor)
 
 
-class ndarray(metaclass=_Ndarray):
-    """A new tensor with undefined contents: ndarray(shape, dtype, buffer=nl.sbuf, name='', address=None).
+# Not a class statement, so that type checkers see what a call returns.
+ndarray = _Ndarray("ndarray", (), {"__doc__": """A new tensor with undefined contents.
+
+    ndarray(shape, dtype, buffer=nl.sbuf, name='', address=None)
 
     shape: partition dimension first on chip (two dimensions or more there). dtype: a dtype of nl.
     address: (start partition, byte) pins an on-chip tensor.
     raises: KernelError E203 (address), E701 (shape or buffer), E704 (dtype), E602 (name used twice).
-    """
+    """})
 
 
 def _allocate(shape: Sequence[int], dtype: Any, buffer: Space, name: str, address: Any = None) -> NkiTensor:

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 
 __all__ = ["FIND_NONZERO_INDICES", "find_nonzero_indices"]
@@ -26,7 +28,7 @@ ODD_TO_EVEN = [GPSIMD_STRIDE] + [255] * (QUADRANT - 1)  # row 16 of each quadran
 @gates(
     Gate("len(input_tensor.shape) == 2", hint="reshape the input to [T, C]: rows are tokens, columns are experts"),
     Gate("input_tensor.dtype in ('float32', 'int32')", hint="cast the input to float32"),
-    Gate("T % chunk_size == 0", hint="choose a chunk_size that divides T, or pad the rows with zeros"),
+    Gate("T % chunk_size == 0", when="chunk_size", hint="choose a chunk_size that divides T, or pad the rows with zeros"),
     Gate("chunk_size > 0 and chunk_size % 128 == 0", hint="a chunk fills 128 partitions: use a multiple of 128"),
     Gate("given in (0, 2)", hint="pass col_start_id and n_cols together, or neither"),
     Gate("col_start_id.shape == (1,) and col_start_id.dtype == 'int32'", when="col_start_id is not None",
@@ -40,7 +42,7 @@ ODD_TO_EVEN = [GPSIMD_STRIDE] + [255] * (QUADRANT - 1)  # row 16 of each quadran
         "T": "input_tensor.shape[0]",
         "width": "input_tensor.shape[-1]",
         "C": "width if n_cols is None else n_cols",
-        "chunk_size": "T if chunk_size is None else chunk_size or 1",
+        "chunk_size": "T if chunk_size is None else chunk_size",
         "given": "(col_start_id is not None) + (n_cols is not None)",
     },
 )

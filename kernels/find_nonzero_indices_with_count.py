@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 
 __all__ = ["FIND_NONZERO_INDICES_WITH_COUNT", "find_nonzero_indices_with_count"]
@@ -21,7 +23,7 @@ __all__ = ["FIND_NONZERO_INDICES_WITH_COUNT", "find_nonzero_indices_with_count"]
     Gate("input.shape[0] == 1", hint="several rows or columns: find_nonzero_indices"),
     Gate("input.dtype in ('float32', 'int32')", hint="cast the input to float32"),
 )
-def find_nonzero_indices_with_count(input):  # noqa: A002 -- the documented name
+def find_nonzero_indices_with_count(input):
     """Positions of the nonzero elements of one row, ascending, then -1, and their number last.
 
     input:   [1, T] in HBM, float32 or int32.
@@ -40,7 +42,7 @@ def find_nonzero_indices_with_count(input):  # noqa: A002 -- the documented name
     return result
 
 
-def golden(input: np.ndarray) -> np.ndarray:  # noqa: A002
+def golden(input: np.ndarray) -> np.ndarray:
     """What find_nonzero_indices_with_count returns."""
     found = np.flatnonzero(input)
     padding = np.full(input.size - found.size, -1)

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 
 __all__ = ["INDEXED_FLATTEN", "indexed_flatten"]
@@ -22,20 +24,15 @@ PARTITIONS = 128
     Gate("len(input_tensor.shape) == 2", hint="reshape the input to [E, T]: a row for each expert"),
     Gate("f_len > 0 and output_len > 0", hint="pass positive lengths"),
     Gate("output_len % 128 == 0", hint="the output is merged as 128 partitions: round output_len up"),
-    Gate("output_len % f_len == 0", hint="the output consists of whole blocks of f_len: round output_len up"),
-    Gate("T % f_len == 0", hint="a row consists of whole blocks of f_len: pad the rows"),
-    Gate("(T // f_len) % 16 == 0", hint="a DMA moves 16 blocks at a time: pad the rows, or use a smaller f_len"),
+    Gate("output_len % f_len == 0", when="f_len", hint="the output consists of whole blocks of f_len: round output_len up"),
+    Gate("T % f_len == 0", when="f_len", hint="a row consists of whole blocks of f_len: pad the rows"),
+    Gate("(T // f_len) % 16 == 0", when="f_len", hint="a DMA moves 16 blocks at a time: pad the rows, or use a smaller f_len"),
     Gate("len(row_offsets.shape) == 1 and row_offsets.dtype == 'int32'", hint="pass an int32 array [N]"),
-    Gate("N == E", when="row_offsets_start is None", hint="give one offset a row, or say with row_offsets_start where they begin"),
+    Gate("N == E", when="row_offsets_start is None", hint="give one offset a row, or pass row_offsets_start"),
     Gate("N >= E", when="row_offsets_start is not None", hint="row_offsets holds at least one offset for each row"),
     Gate("row_offsets_start.shape == (1,) and row_offsets_start.dtype == 'int32'", when="row_offsets_start is not None",
          hint="pass a one-element int32 array"),
-    let={
-        "E": "input_tensor.shape[0]",
-        "T": "input_tensor.shape[-1]",
-        "N": "row_offsets.shape[0]",
-        "f_len": "f_len or 1",
-    },
+    let={"E": "input_tensor.shape[0]", "T": "input_tensor.shape[-1]", "N": "row_offsets.shape[0]"},
 )
 def indexed_flatten(input_tensor, f_len, output_len, row_offsets, row_offsets_start=None, padding_val=-1):
     """Block p of row e goes to block row_offsets[e] + p of the flat output; blocks of f_len elements.

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 from .staging import through_sbuf
 
@@ -25,7 +27,8 @@ MOVING_MAX = 512  # columns that one matmul moves; 512 float32 are a PSUM bank
 @gates(
     Gate("len(src.shape) == 2 and len(dst.shape) == 2", hint="flatten the free dimensions"),
     Gate("src.shape[1:] == dst.shape[1:]", hint="src and dst have the same free size"),
-    Gate("src.dtype in ('float32', 'bfloat16', 'float16')", hint="the Tensor engine takes floats; stream_shuffle_broadcast takes any dtype"),
+    Gate("src.dtype in ('float32', 'bfloat16', 'float16')",
+         hint="the Tensor engine takes floats; stream_shuffle_broadcast takes any dtype"),
     Gate("0 <= row < src.shape[0]", hint="row is a row of src"),
     Gate("src.shape[0] <= 128 and dst.shape[0] <= 128", hint="a tile has 128 partitions"),
 )

@@ -10,7 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 
 __all__ = ["ROUTED_TOKENS", "block_decisions", "find_routed_tokens", "routed_tokens"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .. import isa as nisa, language as nl
+from .. import isa as nisa
+from .. import language as nl
 
 __all__ = ["through_sbuf"]
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import Gate, gates, isa as nisa, jit, language as nl
+from .. import Gate, gates, jit
+from .. import isa as nisa
+from .. import language as nl
 from .library import LibraryKernel
 from .staging import through_sbuf
 
@@ -20,7 +22,7 @@ __all__ = ["TP_BROADCAST", "tp_broadcast"]
 @jit
 @gates(
     Gate("len(src.shape) == 2 and len(dst.shape) == 2", hint="select or flatten the other dimensions first"),
-    Gate("dst.shape[-1] == src.shape[0]", hint="the partitions of src become the free dimension of dst: allocate dst as [B, P]"),
+    Gate("dst.shape[-1] == src.shape[0]", hint="the partitions of src become the columns of dst: allocate dst as [B, P]"),
     Gate("0 <= src_offset < src.shape[-1]", hint="src_offset is a column of src"),
     Gate("src.shape[0] <= 128 and dst.shape[0] <= 128", hint="a tile has 128 partitions"),
 )
