@@ -10,7 +10,7 @@ it; `needs_runtime_check` names the results that hold such elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,10 +19,11 @@ from math import prod
 import numpy as np
 
 from ..ir.errors import KernelError, Loc
-from ..ir.graph import Access, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, instructions
+from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, instructions
 from ..ir.machine import OOBMode
 from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
 from ..ir.table import TABLE, fail, operand_text
+from .liveness import touched
 from .pipeline import register_pass
 from .shadow import Shadow, repeat, static_trips, written_tensors
 
@@ -153,7 +154,8 @@ class _Analysis:
         for core, program in zip(cores, self.module.cores, strict=True):
             _declare(core, program.tensors)
         try:
-            self._run_together(cores, [core.body for core in self.module.cores])
+            bodies = [_releasing(core, program) for core, program in zip(cores, self.module.cores, strict=True)]
+            self._run_together(cores, bodies)
         except _Parted as parted:
             return Initialisation(tuple(self.errors.values()), tuple(self.reads.values()), frozenset(), parted.args[0])
         maybe = self._check_results()
@@ -161,7 +163,7 @@ class _Analysis:
 
     # --- both cores -------------------------------------------------------------------------------------------
 
-    def _run_together(self, cores: list[_Core], bodies: list[tuple[Statement, ...]]) -> None:
+    def _run_together(self, cores: list[_Core], bodies: Sequence[Iterable[Statement]]) -> None:
         """Run the cores' programs from meeting to meeting."""
         programs = [iter(body) for body in bodies]
         while True:
@@ -375,6 +377,21 @@ class _Analysis:
                 hint="write those bytes first (memset), or cut the access to what is written",
             )
         self.errors.setdefault(("result", tensor.name), error)
+
+
+def _releasing(core: _Core, program: Core) -> Iterator[Statement]:
+    """The statements of a core; what one was the last to touch is forgotten after it."""
+    last: dict[str, Statement] = {}
+    for statement in program.body:
+        last.update(dict.fromkeys(touched(statement), statement))
+    ends: dict[int, list[str]] = {}
+    for tensor in program.tensors:
+        if tensor.name in last:
+            ends.setdefault(id(last[tensor.name]), []).append(tensor.name)
+    for statement in program.body:
+        yield statement
+        for name in ends.get(id(statement), ()):
+            del core[name]
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------

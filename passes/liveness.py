@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..ir.graph import Access, Core, Instruction, Loop, Statement, Tensor, View, instructions
 
-__all__ = ["LiveRange", "live_ranges"]
+__all__ = ["LiveRange", "live_ranges", "touched"]
 
 
 class LiveRange(NamedTuple):
@@ -92,3 +92,15 @@ def _tensors(operands: object) -> list[Tensor]:
             if operand.index is not None:
                 found += _tensors((operand.index,))
     return found
+
+
+def touched(statement: Statement) -> set[str]:
+    """Names of the tensors that a statement touches, those in a loop's body included."""
+    if isinstance(statement, Instruction):
+        return {tensor.name for tensor in _tensors(statement.operands.values())}
+    if not isinstance(statement, Loop):
+        return set()
+    names = {tensor.name for tensor in _tensors(statement.bounds)}
+    if statement.var is not None:
+        names.add(statement.var.name)
+    return names.union(*(touched(inner) for inner in statement.body))
