@@ -6,7 +6,6 @@ Every fault of the text ends in a KernelError (E601 syntax, E602 names, E603 str
 from __future__ import annotations
 
 import base64
-import binascii
 import inspect
 import json
 import zlib
@@ -14,11 +13,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from math import nan
 from typing import Any, NamedTuple
 
 from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
+from .access_pattern import MAX_RANK, shown
 from .dtypes import DTYPES, as_dtype
 from .errors import KernelError, Loc
 from .graph import (
@@ -58,6 +59,12 @@ _MEMORIES = {
 
 Node = Any  # a lark Tree; the kinds of its children follow from grammar.lark
 
+_MAX_BITS = 62  # of an integer: beyond any memory, and NumPy can hold it
+_MAX_LOOPS = 32  # nested in one another: passes walk them by recursion
+
+
+_WORDS = {"none": None, "true": True, "false": False}
+
 
 class Name(str):
     """A bare word of the text: an enum member, an operator, a dtype, none, true or false."""
@@ -75,18 +82,19 @@ def parse(text: str, file: str = "<text>") -> Module:
     raises: KernelError E601 (syntax), E602 (unknown or repeated names), E603 (structure), E107 (unknown instruction).
     """
     try:
-        tree = _grammar().parse(text)
+        return _Builder(file).module(_grammar().parse(text))
     except UnexpectedInput as error:
         raise _syntax_error(error, text, file) from None
     except LarkError as error:
         raise KernelError("E601", f"not a kernel: {error}", loc=Loc(file, 1)) from None
-    return _Builder(file).module(tree)
+    except RecursionError:
+        raise KernelError("E601", "brackets are nested too deep", loc=Loc(file, 1)) from None
 
 
 def _syntax_error(error: UnexpectedInput, text: str, file: str) -> KernelError:
-    lines = text.splitlines() or [""]
+    lines = text.split("\n")  # as lark counts them
     line = error.line if isinstance(error.line, int) and error.line > 0 else len(lines)
-    shown = lines[min(line, len(lines)) - 1].strip()
+    shown = lines[min(line, len(lines)) - 1].strip()[:200]
     if isinstance(error, UnexpectedToken) and error.token.type == "$END":
         found = "the end of the text"
     elif isinstance(error, UnexpectedToken):
@@ -139,6 +147,7 @@ def canonical_step(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     parameters = list(inspect.signature(STEPS[name]).parameters.values())[1:]
     bound = inspect.signature(STEPS[name]).bind(None, *args, **kwargs)
     values = [bound.arguments.get(p.name, p.default) for p in parameters]
+    values = [None if value == {} else value for value in values]
     while (
         values
         and parameters[len(values) - 1].default is not inspect.Parameter.empty
@@ -155,10 +164,19 @@ class _Builder:
         self.file = file
         self.scope: dict[str, Tensor] = {}
         self.stage = Stage.TRACE
+        self.depth = 0  # of open loops
 
     def loc(self, tree: Node) -> Loc:
         line = tree.line if isinstance(tree, Token) else tree.meta.line
         return Loc(self.file, line or 1)
+
+    def integer(self, token: Token) -> int:
+        """A decimal or hexadecimal integer."""
+        digits = str(token).removeprefix("0x")
+        value = int(digits, 16 if len(digits) < len(token) else 10) if len(digits) < 32 else 1 << _MAX_BITS
+        if value.bit_length() > _MAX_BITS:
+            raise KernelError("E601", f"integer {token[:32]}", loc=self.loc(token), limit=f"{_MAX_BITS} bits")
+        return value
 
     # --- module ---------------------------------------------------------------------------------------------
 
@@ -171,7 +189,7 @@ class _Builder:
         shared: list[Tensor] = []
         gates: list[Gate] = []
         cores: list[Core] = []
-        results: tuple[View, ...] = ()
+        results: tuple[View, ...] | None = None
         for item in items:
             if item.data == "param":
                 params.append(self.declare(item.children[0]))
@@ -183,6 +201,8 @@ class _Builder:
                 gates.append(self.gate(item))
             elif item.data == "core":
                 cores.append(self.core(item))
+            elif results is not None:
+                raise KernelError("E603", "a second return", loc=self.loc(item), limit="one return")
             else:
                 results = tuple(self.result(child) for child in item.children if child is not None)
         if [core.number for core in cores] != list(range(len(cores))) or not cores:
@@ -194,22 +214,22 @@ class _Builder:
                 actual=[core.number for core in cores],
             )
         return Module(
-            str(name)[1:],
+            self.name(name),
             self.stage,
             target(str(target_name), self.loc(target_name)),
             tuple(params),
             tuple(shared),
             tuple(cores),
-            results,
+            results or (),
             tuple(gates),
         )
 
     def declare(self, tree: Node) -> Tensor:
         name, dtype, *sizes, space, address = tree.children
         tensor = Tensor(
-            self.tensor_name(name),
+            self.name(name),
             as_dtype(str(dtype), self.loc(dtype)),
-            tuple(int(s) for s in sizes if s is not None),
+            tuple(self.integer(s) for s in sizes if s is not None),
             Space(str(space)[1:]),
             self.address(address),
             loc=self.loc(name),
@@ -222,33 +242,35 @@ class _Builder:
                 actual=tensor.name,
                 hint="each tensor of a kernel has a name of its own",
             )
-        if (tensor.space.is_on_chip and len(tensor.shape) < 2) or not all(tensor.shape):
+        lowest = 2 if tensor.space.is_on_chip else 1
+        if not lowest <= len(tensor.shape) <= MAX_RANK or not all(tensor.shape):
             raise KernelError(
                 "E603",
-                f"%{tensor.name}: shape {list(tensor.shape)}",
+                f"%{tensor.name}: shape {shown(list(tensor.shape))}",
                 loc=self.loc(name),
-                limit="sizes of at least 1, two dimensions on chip",
-                actual=list(tensor.shape),
+                limit=f"{lowest} to {MAX_RANK} dimensions of at least 1",
+                actual=shown(list(tensor.shape)),
             )
         self.scope[tensor.name] = tensor
         return tensor
 
-    @staticmethod
-    def tensor_name(token: Token) -> str:
-        return str(token)[1:].rstrip("{").strip('"')
+    def name(self, token: Token) -> str:
+        """The name in `%a`, `@a`, `%a{` (an operand begins) or `%"any characters"`."""
+        text = token[1:-1] if token.type == "OPEN" else token[1:]
+        return self.string(token.update(value=text)) if text.startswith('"') else str(text)
 
-    @staticmethod
-    def address(tree: Node) -> Address | None:
+    def address(self, tree: Node) -> Address | None:
         if tree is None:
             return None
         partition, byte = tree.children
-        return Address(int(partition or 0), int(byte, 16))
+        return Address(self.integer(partition) if partition else 0, self.integer(byte))
 
     def constant(self, tree: Node) -> Tensor:
         tensor, text = self.declare(tree.children[0]), tree.children[1]
         try:
-            data = zlib.decompress(base64.b64decode(text[1:-1], validate=True))
-        except (binascii.Error, zlib.error):
+            # A byte too many is enough to see that it does not fit, however much more there is.
+            data = zlib.decompressobj().decompress(base64.b64decode(text[1:-1], validate=True), tensor.row_bytes + 1)
+        except (ValueError, zlib.error, OverflowError):
             data = b""
         if len(data) != tensor.row_bytes:
             raise KernelError(
@@ -266,9 +288,12 @@ class _Builder:
         text, verdict, values, hint = tree.children
         pairs: list[tuple[str, Any]] = []
         if values is not None:
-            items = [item for item in values.children if item is not None]
-            pairs = [(str(items[i]), self.literal(items[i + 1])) for i in range(0, len(items), 2)]
+            pairs = self.entries(values)
         return Gate(self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "", self.loc(text))
+
+    def entries(self, tree: Node) -> list[tuple[str, Any]]:
+        pairs = [entry.children for entry in tree.children]
+        return [(self.string(key) if key.type == "STRING" else str(key), self.literal(value)) for key, value in pairs]
 
     def string(self, token: Token) -> str:
         try:
@@ -286,7 +311,7 @@ class _Builder:
         outer = dict(self.scope)
         tensors, body = self.body(tree.children[1:])
         self.scope = outer
-        return Core(int(tree.children[0]), tensors, body)
+        return Core(self.integer(tree.children[0]), tensors, body)
 
     # --- statements -----------------------------------------------------------------------------------------
 
@@ -298,12 +323,11 @@ class _Builder:
             if child.data == "tensor":
                 tensors.append(self.declare(child))
             elif child.data == "wait":
-                waits.append(Semaphore(str(child.children[0]), int(child.children[1])))
+                waits.append(self.semaphore(child))
             elif child.data == "signal":
                 if not body or not isinstance(body[-1], Instruction) or waits:
                     raise KernelError("E603", "signal without an instruction before it", loc=self.loc(child))
-                semaphore = Semaphore(str(child.children[0]), int(child.children[1]))
-                body[-1] = replace(body[-1], signals=(*body[-1].signals, semaphore))
+                body[-1] = replace(body[-1], signals=(*body[-1].signals, self.semaphore(child)))
             else:
                 statement = self.statement(child)
                 if waits:
@@ -316,14 +340,26 @@ class _Builder:
             raise KernelError("E603", "wait without an instruction after it", loc=self.loc(children[-1]))
         return tuple(tensors), tuple(body)
 
+    def semaphore(self, tree: Node) -> Semaphore:
+        peer, value = tree.children
+        return Semaphore(str(peer), self.integer(value))
+
     def statement(self, tree: Node) -> Statement:
         if tree.data == "instruction":
             return self.instruction(tree)
         if tree.data == "queue":
-            _, body = self.body(tree.children[1:])
-            if not all(isinstance(item, Instruction) for item in body):
+            tensors, body = self.body(tree.children[1:])
+            if tensors or not all(isinstance(item, Instruction) for item in body):
                 raise KernelError("E603", "a queue holds instructions alone", loc=self.loc(tree))
             return Queue(str(tree.children[0]), tuple(item for item in body if isinstance(item, Instruction)))
+        return self.loop(tree)
+
+    def loop(self, tree: Node) -> Loop:
+        self.depth += 1
+        if self.depth > _MAX_LOOPS:
+            raise KernelError(
+                "E603", "loops nested too deep", loc=self.loc(tree), limit=f"{_MAX_LOOPS} loops", actual=self.depth
+            )
         outer = dict(self.scope)
         if tree.data == "while_loop":
             bound, tags, *children = tree.children
@@ -332,16 +368,20 @@ class _Builder:
         else:
             name, low, high, step, tags, *children = tree.children
             var = self.find(name)
-            bounds = tuple(self.literal(bound) for bound in (low, high, step))
+            bounds = tuple(self.operand_value(bound, "for", str(name)) for bound in (low, high, step))
             tensors, body = self.body(children)
             loop = Loop("for", bounds, body, var, tensors, self.tags(tags), self.loc(tree))
         self.scope = outer
+        self.depth -= 1
         return loop
 
     def tags(self, tree: Node) -> tuple[LoopTag, ...]:
         if tree is None:
             return ()
-        return tuple(LoopTag(str(t.children[0]), int(t.children[1]), int(t.children[2])) for t in tree.children)
+        return tuple(
+            LoopTag(str(variable), self.integer(line), self.integer(value))
+            for variable, line, value in (tag.children for tag in tree.children)
+        )
 
     def instruction(self, tree: Node) -> Instruction:
         engine, name, *rest = tree.children
@@ -356,19 +396,26 @@ class _Builder:
         params = {param.name: param for param in row.params}
         for argument in arguments:
             key, value = str(argument.children[0]), argument.children[1]
-            if key in operands or key in attrs:
+            if key in operands or key in attrs or (key == "name" and label is not None):
                 raise KernelError("E602", f"{row.name} `{key}` is given twice", loc=loc, actual=key)
             if key == "name":
-                label = str(self.literal(value))
+                label = self.literal(value)
+                if not isinstance(label, str):
+                    raise KernelError("E105", f"{row.name} `name`: {shown(label)}", loc=loc, limit="a string or a word")
+                label = str(label)
             elif key not in params or key == "engine":
                 close = get_close_matches(key, [p for p in params if p != "engine"], 1)
                 raise KernelError(
                     "E602",
                     f"{row.name} has no `{key}`",
                     loc=loc,
-                    limit=", ".join(params),
+                    limit=", ".join(p for p in params if p != "engine"),
                     actual=key,
-                    hint=f"did you mean {close[0]}?" if close else None,
+                    hint="write the engine in front: vector.memset"
+                    if key == "engine"
+                    else f"did you mean {close[0]}?"
+                    if close
+                    else None,
                 )
             elif isinstance(params[key], Param):
                 operands[key] = self.operand_value(value, row.name, key)
@@ -383,6 +430,8 @@ class _Builder:
         ordered = {p.name: attrs[p.name] for p in row.attrs if p.name in attrs}
         labels = tuple(self.string(child) for child in after.children) if after is not None else ()
         operands = {p.name: operands[p.name] for p in row.operands if p.name in operands}
+        if row.canonical is not None:
+            ordered = row.canonical(operands, ordered)
         return Instruction(
             row.name, operands, ordered, Engine[engine] if engine else None, label, self.tags(tags), labels, loc=loc
         )
@@ -398,10 +447,10 @@ class _Builder:
         if not isinstance(value, (View, Access, Memory, int, float)):
             raise KernelError(
                 "E109",
-                f"{op} `{key}`: {value} is no operand",
+                f"{op} `{key}`: {shown(value)} is no operand",
                 loc=self.loc(tree),
                 limit="a tensor or a number",
-                actual=str(value),
+                actual=shown(value),
             )
         return value
 
@@ -411,21 +460,23 @@ class _Builder:
         kind = tree.data
         if kind == "number":
             token = tree.children[0]
-            if token.type == "HEX":
-                return int(token, 16)
-            return float(token) if token.type == "FLOAT" else int(token)
+            if token.type != "FLOAT":
+                return self.integer(token)
+            value = float(token)
+            return value if value == value else nan  # one NaN, so that equal modules compare equal
         if kind == "string":
             return self.string(tree.children[0])
         if kind == "name":
             word = str(tree.children[0])
-            words = {"none": None, "true": True, "false": False, "inf": float("inf"), "nan": float("nan")}
-            return words[word] if word in words else DTYPES.get(word, Name(word))
+            return _WORDS[word] if word in _WORDS else DTYPES.get(word, Name(word))
         if kind == "tuple":
             return tuple(self.literal(child) for child in tree.children if child is not None)
+        if kind == "entries":
+            return dict(self.entries(tree))
         return self.operand(tree)
 
     def find(self, token: Token) -> Tensor:
-        name = self.tensor_name(token)
+        name = self.name(token)
         if name not in self.scope:
             close = get_close_matches(name, list(self.scope), 1)
             raise KernelError(
@@ -457,7 +508,7 @@ class _Builder:
         except KernelError as error:
             error.loc = error.loc or self.loc(tree)
             raise
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, ValueError) as error:
             raise KernelError("E603", f"view step: {error}", loc=self.loc(tree)) from None
         return view
 
@@ -493,7 +544,7 @@ class _Builder:
         if tree.data == "ellipsis":
             return Ellipsis
         if tree.data == "slice":
-            return slice(*(None if child is None else int(child) for child in tree.children))
+            return slice(*(None if child is None else self.integer(child) for child in tree.children))
         return self.literal(tree)
 
     def access(self, tree: Node) -> Access:
@@ -503,35 +554,33 @@ class _Builder:
             tensor,
             as_dtype(str(cast), self.loc(cast)) if cast else tensor.dtype,
             self.partitions(partitions),
-            int(offset),
+            self.integer(offset),
             self.pattern(pattern),
             self.dynamic(dynamic),
         )
 
     def memory(self, tree: Node) -> Memory:
         name, partitions, bank, byte, dtype, pattern, dynamic = tree.children
-        start = int(bank.children[0]) * PSUM_BANK_BYTES if bank is not None else 0
+        start = self.integer(bank.children[0]) * PSUM_BANK_BYTES if bank is not None else 0
         return Memory(
             _MEMORIES[str(name)],
             self.partitions(partitions),
-            start + int(byte, 16),
+            start + self.integer(byte),
             as_dtype(str(dtype), self.loc(dtype)),
             self.pattern(pattern),
             self.dynamic(dynamic),
         )
 
-    @staticmethod
-    def partitions(tree: Node) -> tuple[int, int] | None:
+    def partitions(self, tree: Node) -> tuple[int, int] | None:
         if tree is None:
             return None
-        start, end = (int(child) for child in tree.children)
+        start, end = (self.integer(child) for child in tree.children)
         return start, end - start
 
-    @staticmethod
-    def pattern(tree: Node) -> tuple[tuple[int, int], ...]:
+    def pattern(self, tree: Node) -> tuple[tuple[int, int], ...]:
         if tree is None:
             return ((1, 1),)
-        return tuple((int(pair.children[0]), int(pair.children[1])) for pair in tree.children)
+        return tuple((self.integer(pair.children[0]), self.integer(pair.children[1])) for pair in tree.children)
 
     def dynamic(self, tree: Node) -> Dynamic | None:
         if tree is None:
@@ -539,4 +588,5 @@ class _Builder:
         kind, index, stride, walk, first, bound = tree.children
         if kind not in ("scalar", "vector"):
             raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind))
-        return Dynamic(str(kind), self.operand(index), int(stride), int(bound), int(walk or 0), int(first))
+        numbers = (0 if token is None else self.integer(token) for token in (stride, bound, walk, first))
+        return Dynamic(str(kind), self.operand(index), *numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -44,13 +45,24 @@ _MEMORY_NAMES = {
 PSUM_BANK_BYTES = 2048
 
 
+# What grammar.lark reads without quotes, and the words of it that are no names.
+_TENSOR = re.compile(r"[A-Za-z_][\w#]*")
+_GLOBAL = re.compile(r"[A-Za-z_][\w.]*")
+_WORD = re.compile(r"[^\W\d]\w*")
+_RESERVED = {"none", "true", "false", "inf", "nan"}
+
+
+def _bare_or_quoted(name: str, bare: re.Pattern[str]) -> str:
+    return name if bare.fullmatch(name) and name not in _RESERVED else json.dumps(name)
+
+
 def to_text(module: Module, loc: bool = False) -> str:
     """The text of a module. loc: append the author's line to each instruction as a comment."""
     return "\n".join(_module_lines(module, loc)) + "\n"
 
 
 def _module_lines(module: Module, loc: bool) -> Iterator[str]:
-    yield f"kernel @{module.name} stage={module.stage} target={module.target} {{"
+    yield f"kernel @{_bare_or_quoted(module.name, _GLOBAL)} stage={module.stage} target={module.target} {{"
     yield from (f"  param {_tensor(t)}{_loc(t.loc, loc)}" for t in module.params)
     for tensor in module.shared:
         if tensor.data is None:
@@ -102,8 +114,7 @@ def _loc(loc: Loc | None, wanted: bool) -> str:
 
 
 def _name(tensor: Tensor) -> str:
-    plain = tensor.name.replace("#", "_")
-    return f"%{tensor.name}" if plain.isidentifier() and plain.isascii() else f'%"{tensor.name}"'
+    return f"%{_bare_or_quoted(tensor.name, _TENSOR)}"
 
 
 def _tensor(tensor: Tensor) -> str:
@@ -118,9 +129,13 @@ def _address(address: Address | None) -> str:
 
 
 def _gate(gate: Gate) -> str:
-    values = ", ".join(f"{name}={value_text(value)}" for name, value in gate.values)
+    values = f" {_entries(gate.values)}" if gate.values else ""
     hint = f" hint {json.dumps(gate.hint)}" if gate.hint else ""
-    return f"gate {json.dumps(gate.text)} {'holds' if gate.holds else 'fails'}{f' ({values})' if values else ''}{hint}"
+    return f"gate {json.dumps(gate.text)} {'holds' if gate.holds else 'fails'}{values}{hint}"
+
+
+def _entries(pairs: Iterable[tuple[str, Any]]) -> str:
+    return f"({', '.join(f'{_bare_or_quoted(name, _WORD)}={value_text(value)}' for name, value in pairs)})"
 
 
 def instruction_text(instr: Instruction) -> str:
@@ -134,7 +149,7 @@ def instruction_text(instr: Instruction) -> str:
             parts.append(f"{param.name}={operand_to_text(instr.operands[param.name])}")
         elif param.name in instr.attrs and (param.default is REQUIRED or instr.attrs[param.name] != param.default):
             parts.append(f"{param.name}={value_text(instr.attrs[param.name])}")
-    if instr.label:
+    if instr.label is not None:
         parts.append(f"name={json.dumps(instr.label)}")
     after = f" after {', '.join(map(json.dumps, instr.after))}" if instr.after else ""
     return " ".join(parts) + after + _tags(instr.loops)
@@ -222,10 +237,11 @@ def value_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        # Operators and functions print bare, as names; other strings are quoted.
-        return str(value) if value.isidentifier() else json.dumps(value)
+        return _bare_or_quoted(str(value), _WORD)  # operators and functions print bare
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(value_text(item) for item in value)}]"
     if isinstance(value, slice):
         return _key(value)
+    if isinstance(value, dict):
+        return _entries(value.items())
     return repr(value)
