@@ -1,6 +1,7 @@
 """Fixtures that several test files use."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,5 +22,25 @@ def check_pass() -> Callable[..., None]:
         module = parse(before)
         verify(module)
         assert str(run_passes(module, [name])) == str(parse(after))
+
+    return check
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the texts in tests/golden from what is produced")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """golden(text): equal to tests/golden/<module>/<test>.txt, which `pytest --update-golden` rewrites for review."""
+    name = request.node.name.replace("[", ".").replace("]", "")
+    path = Path(__file__).parent / "golden" / request.path.stem / f"{name}.txt"
+
+    def check(text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: run pytest --update-golden and read what it writes"
+        assert text == path.read_text()
 
     return check
