@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 from difflib import get_close_matches
@@ -55,19 +56,25 @@ class _Commands(TyperGroup):
     """Ends every fault in its exit code: no traceback for what the author can mend."""
 
     def invoke(self, ctx: Any) -> Any:
-        if hasattr(sys.stdout, "reconfigure"):  # a name that the terminal cannot show is no reason to fail
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to fail
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            print(end="", flush=True)
             return result
         except KernelError as error:
             message(error)
             raise typer.Exit(1) from None
-        except BrokenPipeError:
-            # The interpreter flushes stdout once more at its end; there is nobody left to read it.
+        except OSError as error:  # the command's own files raise KernelErrors; what is left is stdout
+            # The interpreter flushes stdout once more at its end, where it would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(_CLOSED_PIPE) from None
+            if isinstance(error, BrokenPipeError):
+                raise typer.Exit(_CLOSED_PIPE) from None
+            message(f"error: cannot write the result: {error}")
+            raise typer.Exit(1) from None
+        except Exception as error:
+            error.add_note("This is a fault of opennki, not of your kernel: please report it.")
+            raise
 
 
 main = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -260,8 +267,8 @@ def dump(
     opennki dump tp_broadcast --stage trace | opennki opt - --passes check-gates,fold-layouts
     """
     subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
-    module = module_at(chosen, subject.arguments, Stage(stage.value))
-    sys.stdout.write(to_text(module, loc))
+    module = module_at(subject, chosen, Stage(stage.value))
+    print(to_text(module, loc), end="")
 
 
 # --- IR texts ----------------------------------------------------------------------------------------------------
@@ -286,7 +293,7 @@ def opt(
     def show(name: str, current: Module) -> None:
         message(f"// after {name}\n{to_text(current, loc)}")
 
-    sys.stdout.write(to_text(run_passes(module, passes, show if print_between else None), loc))
+    print(to_text(run_passes(module, passes, show if print_between else None), loc), end="")
 
 
 def _pass_names(text: str) -> list[str]:

@@ -54,6 +54,15 @@ class Subject:
     def name(self) -> str:
         return self.kernel.__name__
 
+    @property
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as args and kwargs: positional-only parameters take no names."""
+        first = [
+            name for name, p in inspect.signature(self.kernel).parameters.items()
+            if p.kind is p.POSITIONAL_ONLY and name in self.arguments
+        ]
+        return tuple(self.arguments[n] for n in first), {n: v for n, v in self.arguments.items() if n not in first}
+
 
 @contextlib.contextmanager
 def quiet_python() -> Iterator[None]:
@@ -119,9 +128,8 @@ def _file_subject(spec: str, settings: Mapping[str, str], seed: int, at_scale: b
         if entry.kernel is kernel:  # named by its file: still the library's, with its example and golden reference
             return _library_subject(entry, settings, seed, at_scale)
     parameters = inspect.signature(kernel).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not takes_any:
-        require_known(settings, parameters, kernel.__name__)
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        require_known(settings, [n for n, p in parameters.items() if p.kind is not p.VAR_POSITIONAL], kernel.__name__)
     missing = [
         n for n, p in parameters.items()
         if n not in settings and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
@@ -240,6 +248,8 @@ def author_line(traceback: TracebackType | None) -> Loc | None:
 def _read(path: str, what: str) -> str:
     """The text of a file, of stdin for `-`. raises: KernelError E706."""
     try:
+        if path == "-" and sys.stdin is None:
+            raise OSError("stdin is closed")
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -258,6 +268,9 @@ def read_module(path: str) -> Module:
     file = "<stdin>" if path == "-" else path
     if path == "-":  # so that errors can show the line
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    module = parse(text, file)
-    verify(module)
+    try:
+        module = parse(text, file)
+        verify(module)
+    except RecursionError:
+        raise KernelError("E603", f"{path}: values are nested too deeply to be read", limit="some hundred levels") from None
     return module

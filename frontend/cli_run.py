@@ -46,10 +46,11 @@ def kernel_for(subject: Subject, target: str | None, cores: int | None) -> Kerne
     return kernel[subject.cores] if (subject.cores or 1) > 1 else kernel
 
 
-def module_at(kernel: Kernel, arguments: Mapping[str, Any], stage: Stage) -> Module:
+def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
     """The module of one stage. At stage trace gates are recorded but not judged. raises: KernelError."""
+    args, kwargs = subject.call
     with quiet_python():
-        module = kernel.trace(**arguments)
+        module = kernel.trace(*args, **kwargs)
     if stage is Stage.TRACE:
         return module
     module = run_passes(module, TO_PENGUIN)
@@ -96,9 +97,10 @@ class Outcome:
 
 def compile_subject(subject: Subject, kernel: Kernel) -> tuple[Compiled, float]:
     """The compiled kernel and the seconds it took. raises: KernelError."""
+    args, kwargs = subject.call
     start = time.perf_counter()
     with quiet_python():
-        compiled = kernel.compile(**subject.arguments)
+        compiled = kernel.compile(*args, **kwargs)
     return compiled, time.perf_counter() - start
 
 
@@ -106,7 +108,7 @@ def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None) -> 
     """Compile, run, compare. rtol: overrides the subject's. raises: KernelError."""
     compiled, compile_seconds = compile_subject(subject, kernel)
     for_golden = copy.deepcopy(dict(subject.arguments)) if subject.golden else {}  # a kernel may change its arguments
-    arrays = dict(bind_arguments(kernel.function, (), dict(subject.arguments)).arrays)
+    arrays = dict(bind_arguments(kernel.function, *subject.call).arrays)
     start = time.perf_counter()
     returned = compiled.run(arrays)
     run_seconds = time.perf_counter() - start

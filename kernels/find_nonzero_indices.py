@@ -30,7 +30,7 @@ ODD_TO_EVEN = [GPSIMD_STRIDE] + [255] * (QUADRANT - 1)  # row 16 of each quadran
     Gate("input_tensor.dtype in ('float32', 'int32')", hint="cast the input to float32"),
     Gate("T % chunk_size == 0", when="chunk_size", hint="choose a chunk_size that divides T, or pad the rows with zeros"),
     Gate("chunk_size > 0 and chunk_size % 128 == 0", hint="a chunk fills 128 partitions: use a multiple of 128"),
-    Gate("given in (0, 2)", hint="pass col_start_id and n_cols together, or neither"),
+    Gate("(col_start_id is None) == (n_cols is None)", hint="pass col_start_id and n_cols together, or neither"),
     Gate("col_start_id.shape == (1,) and col_start_id.dtype == 'int32'", when="col_start_id is not None",
          hint="pass a one-element int32 array"),
     Gate("1 <= n_cols <= width", when="n_cols is not None", hint="n_cols counts columns of the input"),
@@ -43,7 +43,6 @@ ODD_TO_EVEN = [GPSIMD_STRIDE] + [255] * (QUADRANT - 1)  # row 16 of each quadran
         "width": "input_tensor.shape[-1]",
         "C": "width if n_cols is None else n_cols",
         "chunk_size": "T if chunk_size is None else chunk_size",
-        "given": "(col_start_id is not None) + (n_cols is not None)",
     },
 )
 def find_nonzero_indices(input_tensor, col_start_id=None, n_cols=None, chunk_size=None, index_dtype=nl.int32):
@@ -77,13 +76,14 @@ def find_nonzero_indices(input_tensor, col_start_id=None, n_cols=None, chunk_siz
     if col_start_id is not None:
         start = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=start, src=col_start_id)
+    identity = nl.shared_identity_matrix(PARTITIONS, dtype=nl.float32)
     counts = nl.ndarray((1, own), dtype=nl.int32, buffer=nl.sbuf)  # found so far: also where a list goes on
     nisa.memset(counts, value=0)
 
     for column in range(0, own, GPSIMD_CORES):
         active = min(GPSIMD_CORES, own - column)
         for row in range(0, T, chunk):
-            rows = _load_transposed(input_tensor, row, first + column, chunk, active, start)
+            rows = _load_transposed(input_tensor, row, first + column, chunk, active, start, identity)
             found = nl.ndarray((PARTITIONS, chunk + 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.nonzero_with_count(dst=found, src=rows, index_offset=row, padding_val=-1)
             for odd in (0, 1):
@@ -107,7 +107,7 @@ def _fill_with_padding(indices):
     nisa.dma_copy(dst=rows, src=_with_bits_of(padding, indices.dtype).expand_dim(1).broadcast(1, columns))
 
 
-def _load_transposed(source, row, column, chunk, active, start):
+def _load_transposed(source, row, column, chunk, active, start, identity):
     """[128, chunk]: partition 16j holds column j of `chunk` rows of the source; the other partitions are not written."""
     width, tiles = source.shape[1], chunk // PARTITIONS
     loaded = nl.ndarray((PARTITIONS, tiles, active), dtype=source.dtype, buffer=nl.sbuf)
@@ -124,7 +124,6 @@ def _load_transposed(source, row, column, chunk, active, start):
         nisa.tensor_copy(dst=spread[:, :, at], src=loaded[:, :, core], engine=nisa.engine.scalar)
 
     # The columns between are never written, and come out on partitions that are never searched.
-    identity = nl.shared_identity_matrix(PARTITIONS, dtype=nl.float32)
     rows = nl.ndarray((PARTITIONS, chunk), dtype=nl.float32, buffer=nl.sbuf)
     for tile in range(0, tiles, BANK_TILES):
         count = min(BANK_TILES, tiles - tile)

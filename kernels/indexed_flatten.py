@@ -5,6 +5,7 @@ Algorithm: nki-library documentation, indexed_flatten subkernel.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def indexed_flatten(input_tensor, f_len, output_len, row_offsets, row_offsets_st
 
     input_tensor:      [E, T] in HBM: the rows of E experts.
     row_offsets:       [N] int32 in HBM, in blocks; any integers: blocks that fall outside the output are left out one by
-                       one. Of blocks that meet, one stays.
+                       one. Where blocks meet, that of the later row stays.
     row_offsets_start: [1] int32 in HBM: row e takes row_offsets[row_offsets_start + e]. Without it N == E.
     padding_val:       what the output holds where no block goes.
     returns:           [output_len] of the input's dtype.
@@ -47,8 +48,9 @@ def indexed_flatten(input_tensor, f_len, output_len, row_offsets, row_offsets_st
     engines:           DMA; Vector fills and merges (32-bit integers merge on GpSimd, exactly).
 
     Two cores place half of the rows each (the first one more where E is odd), in buffers of their own, exchange these, and
-    merge them by maximum. So on two cores data must not be less than padding_val: less is lost to the padding. One core
-    has nothing to merge: its buffer is the result.
+    merge them by maximum. So on two cores data must not be less than padding_val: less is lost to the padding. And where
+    rows of both cores meet the larger element stays; rows may still overlap the filling of shorter ones, if they are
+    filled up with padding_val. One core has nothing to merge: its buffer is the result.
     """
     E, T = input_tensor.shape
     parts, blocks = T // f_len, output_len // f_len
@@ -106,7 +108,7 @@ def golden(
     input_tensor: np.ndarray, f_len: int, output_len: int, row_offsets: np.ndarray,
     row_offsets_start: np.ndarray | None = None, padding_val: float = -1,
 ) -> np.ndarray:
-    """What indexed_flatten returns, for rows that do not meet."""
+    """What indexed_flatten returns: row after row, a later one over an earlier one."""
     start = 0 if row_offsets_start is None else int(row_offsets_start[0])
     output = np.full((output_len // f_len, f_len), padding_val, input_tensor.dtype)
     for row, offset in zip(input_tensor, row_offsets[start:].tolist(), strict=False):
@@ -117,19 +119,17 @@ def golden(
     return output.reshape(-1)
 
 
-def example(seed: int = 0, E: int = 5, T: int = 512, f_len: int = 16, spare: int = 1) -> dict[str, Any]:
-    """E experts' token lists, each as long as its share of a shuffled T * E, placed in random order.
-
-    Lists end in -1; their blocks beyond the last token overlap nothing, because the offsets leave room for whole rows.
-    spare: rows of the output that stay empty.
-    """
+def example(seed: int = 0, E: int = 5, T: int = 512, f_len: int = 16) -> dict[str, Any]:
+    """The token lists of E experts, each up to T long and filled up with -1, one behind the other without the filling."""
     random = np.random.default_rng(seed)
-    counts = random.integers(0, T + 1, E)
+    counts = random.integers(1, T + 1, E)
     tokens = np.where(np.arange(T) < counts[:, None], np.sort(random.integers(0, 1 << 20, (E, T)), axis=1), -1)
-    parts = T // f_len
+    blocks = -(-counts // f_len)
+    whole = math.lcm(f_len, 128)
     return {
-        "input_tensor": tokens.astype(np.int32), "f_len": f_len, "output_len": (E + spare) * T,
-        "row_offsets": (random.permutation(E + spare)[:E] * parts).astype(np.int32),
+        "input_tensor": tokens.astype(np.int32), "f_len": f_len,
+        "output_len": -(-int(blocks.sum()) * f_len // whole) * whole,
+        "row_offsets": (np.cumsum(blocks) - blocks).astype(np.int32),
     }
 
 

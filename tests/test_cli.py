@@ -277,6 +277,13 @@ def test_a_reader_that_leaves_early_is_no_error(folder):
     assert result.stdout.startswith("kernel @find_nonzero_indices") and result.stderr == ""
 
 
+def test_a_result_that_cannot_be_written(folder):
+    result = _process("opennki list > /dev/full")
+    assert result.returncode == 1 and "cannot write" in result.stderr and "Traceback" not in result.stderr
+    result = _process("opennki opt - <&-")
+    assert result.returncode == 1 and "E706" in result.stderr
+
+
 def test_python_dash_m_is_the_command(folder):
     result = _process("opennki runn tp_broadcast")
     assert result.returncode == 2 and "Did you mean 'run'" in result.stderr and result.stdout == ""
@@ -297,6 +304,12 @@ def test_a_gate_that_does_not_hold(folder):
 
 def test_a_golden_reference_that_raises(folder):
     assert "no reference" in at_fault("E805", "run", "my.py:bad_golden", "--set", "x=float32[8,8]")
+
+
+def test_parameters_without_names(folder):
+    Path("bare.py").write_text("def first(x, /, n): return x\ndef spread(*xs): return xs[0]\n")
+    fine("check", "bare.py:first", "--set", "x=float32[2,2]", "--set", "n=3")
+    misused("check", "bare.py:spread", "--set", "xs=float32[2,2]")
 
 
 def test_too_many_cores(folder):

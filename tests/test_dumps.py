@@ -11,6 +11,8 @@ from opennki.kernels import LIBRARY
 from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 
 SMALL = ("tp_broadcast", "stream_shuffle_broadcast")
+# Kernels of a dma_transpose, whose operands keep their dimensions, and little else.
+KEEP_DIMS = ("routed_tokens",)
 REST = {Stage.TRACE: (*TO_PENGUIN, *TO_BIR), Stage.PENGUIN: TO_BIR, Stage.BIR: ()}
 
 
@@ -37,7 +39,8 @@ def test_penguin_has_no_views_and_fewer_dimensions(name):
 
     views, accesses = operands(Stage.TRACE, View), operands(Stage.PENGUIN, Access)
     before = sum(len(view.shape) for view in views)
-    assert sum(len(access.shape) for access in accesses) < before
+    after = sum(len(access.shape) for access in accesses)
+    assert after < before or (after == before and name in KEEP_DIMS)
 
 
 @pytest.mark.parametrize("stage", Stage, ids=str)

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opennki import language as nl
+from opennki.ir.graph import Stage
 from opennki.kernels.find_nonzero_indices import FIND_NONZERO_INDICES as ENTRY
 from opennki.kernels.find_nonzero_indices import find_nonzero_indices
+from opennki.passes.check_initialised import poison_reads
 
 BOTH = pytest.mark.parametrize("cores", [1, 2])
 
@@ -149,6 +151,7 @@ def start(value=0, dtype=np.int32, size=1):
 
 
 DTYPES = "index_dtype in ('int32', 'uint32', 'int16')"
+TOGETHER = "(col_start_id is None) == (n_cols is None)"
 CHUNK = "chunk_size > 0 and chunk_size % 128 == 0"
 
 
@@ -167,8 +170,8 @@ GATES = [  # cores, arguments, limit, actual, part of the hint
     (1, sized(64, 2), CHUNK, "chunk_size=64", "multiple of 128"),
     (2, sized(128, 3), "C % 2 == 0", "C=3", "even"),
     (2, sized(128, 4, n_cols=3, col_start_id=start()), "C % 2 == 0", "C=3", "even"),
-    (1, sized(128, 4, n_cols=2), "given in (0, 2)", "given=1", "together"),
-    (1, sized(128, 4, col_start_id=start()), "given in (0, 2)", "given=1", "together"),
+    (1, sized(128, 4, n_cols=2), TOGETHER, "col_start_id=none, n_cols=2", "together"),
+    (1, sized(128, 4, col_start_id=start()), TOGETHER, "n_cols=none", "together"),
     (1, sized(128, 4, n_cols=5, col_start_id=start()), "1 <= n_cols <= width", "n_cols=5, width=4", "columns"),
     (1, sized(128, 4, n_cols=0, col_start_id=start()), "1 <= n_cols <= width", "n_cols=0, width=4", "columns"),
     (1, sized(128, 4, n_cols=1, col_start_id=start(size=2)), "col_start_id.shape == (1,)", "int32[2]", "one-element"),
@@ -241,6 +244,13 @@ def test_lists_are_appended_at_a_run_time_place(compiled):
     stores = [i for i in program if i.op == "dma_copy" and i.operands["dst"].dynamic]
     assert len(stores) == 4  # two columns, the second and third chunk
     assert {i.operands["dst"].dynamic.bound for i in stores} == {384 - 128 + 1}
+
+
+def test_only_the_unused_columns_of_the_transpose_are_read_without_being_written():
+    """And the rows of `found` between those of the searches, which the shuffle moves and no store looks at."""
+    penguin = find_nonzero_indices[2].compile(**sized(256, 20, chunk_size=128)).modules[Stage.PENGUIN]
+    reads = {(read.op, read.operand, read.tensor.split("#")[0]) for read in poison_reads(penguin)}
+    assert reads == {("nc_matmul", "stationary", "spread"), ("nc_stream_shuffle", "src", "found")}
 
 
 def test_cores_do_not_meet(compiled):

@@ -69,10 +69,27 @@ def test_block_lengths(matches, cores, f_len, output_len):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-40, 160), min_size=3, max_size=3, unique=True), st.sampled_from([1, 2]))
 def test_any_offsets(offsets, cores):
-    """Rows that would meet are moved apart, since which of two blocks stays is open."""
+    """Rows that would meet are moved apart: between the two cores the larger element stays."""
     apart = [offset + 16 * place for place, offset in enumerate(sorted(offsets))]
     arguments = call(apart[1:] + apart[:1])
     assert np.array_equal(indexed_flatten[cores](**arguments), golden(**arguments))
+
+
+@BOTH
+def test_the_later_of_two_rows_of_a_core_stays(matches, cores):
+    matches(ENTRY, cores, call([0, 8, 32, 24] if cores == 1 else [0, 8, 64, 56]))
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(5))
+def test_filling_gives_way_to_the_next_list(matches, cores, seed):
+    """Lists as MoE has them: each filled up to T, the next one over the filling."""
+    arguments = ENTRY.example(seed=seed, E=7, T=128, f_len=8)
+    matches(ENTRY, cores, arguments)
+    flat = indexed_flatten[cores](**arguments)
+    for row, offset in zip(arguments["input_tensor"], arguments["row_offsets"], strict=True):
+        count = np.count_nonzero(row >= 0)
+        assert (flat[offset * 8 :][:count] == row[:count]).all()
 
 
 # --- start of the offsets ----------------------------------------------------------------------------------------

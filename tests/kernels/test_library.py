@@ -42,6 +42,13 @@ def test_example_fits_and_repeats(name):
 
 
 @ALL
+@pytest.mark.parametrize("target", ["gen3", "gen4"])
+def test_example_runs_on_both_generations(matches, name, target):
+    entry = LIBRARY[name]
+    matches(entry, entry.cores, entry.example(), target)
+
+
+@ALL
 def test_sizes_of_the_example_have_defaults(name):
     parameters = inspect.signature(LIBRARY[name].example).parameters
     assert next(iter(parameters)) == "seed"
