@@ -50,14 +50,14 @@ def find_nonzero_indices(input_tensor, col_start_id=None, n_cols=None, chunk_siz
 
     input_tensor: [T, C] in HBM, float32 or int32: the affinity of each token to each expert, 0 where not routed.
     col_start_id: [1] int32 in HBM: with n_cols, only columns col_start_id to col_start_id + n_cols are searched.
-    chunk_size:   rows searched at a time, which bounds SBUF (12.25 bytes a row and partition); all by default.
+    chunk_size:   rows searched at a time, all by default; each takes 8.25 bytes of every SBUF partition (gen3: up to 25728).
     index_dtype:  int32; uint32 has the same bits (padding 0xFFFFFFFF); int16 for up to 32768 rows.
     returns:      indices [C or n_cols, T] of index_dtype and counts [C or n_cols] int32.
     gates:        chunk_size divides T and is a multiple of 128; an even number of columns on two cores.
     engines:      DMA; Scalar spreads columns, Tensor transposes, GpSimd searches and adds, Vector evicts and shuffles.
 
     GpSimd searches one row on each of the partitions 0, 16, ..., 112. So 8 columns a round are spread to the free
-    positions 0, 16, ..., 112, and transposed onto those partitions. A lone search leaves its list in a row of `found`,
+    positions 0, 16, ..., 112, and transposed onto those partitions. The search leaves each list in a row of `found`,
     the count behind it. A chunk's list goes to HBM behind those of the chunks before it; it is written in full length,
     and the next one overwrites its padding.
     """
