@@ -200,10 +200,22 @@ class _Pattern:
         return self.partitions is None and self.dynamic is not None and (self.dynamic.kind == "vector" or self.dynamic.walk > 0)
 
     @property
+    def place(self) -> tuple[tuple[int, int], ...]:
+        """The pattern that one index places: without the rows, where each has an index of its own.
+
+        Of rows that walk along the indexed dimension, the part of their step that leads across it stays.
+        """
+        if not self.has_dynamic_rows:
+            return self.pattern
+        assert self.dynamic is not None
+        (step, count), *inner = self.pattern
+        across = step - self.dynamic.walk * self.dynamic.stride if self.dynamic.kind == "scalar" else 0
+        return ((across, count), *inner) if across else tuple(inner)
+
+    @property
     def reach(self) -> tuple[int, int]:
         """First and past the last element that any legal index gives, counted from the operand's own offset."""
-        inner = self.pattern[1:] if self.has_dynamic_rows else self.pattern
-        extent = 1 + sum(step * (count - 1) for step, count in inner)
+        extent = 1 + sum(step * (count - 1) for step, count in self.place)
         if self.dynamic is None:
             return 0, extent
         return self.dynamic.first * self.dynamic.stride, (self.dynamic.bound - 1) * self.dynamic.stride + extent

@@ -113,25 +113,16 @@ def region_of(operand: Operand, core: int) -> Region:
     size = operand.dtype.nbytes
     memory, first, start = _place(operand, core)
     count = 1 if operand.partitions is None else operand.partitions[1]
-    pattern = [(step * size, number) for step, number in operand.pattern if number > 1 and step > 0]
-    if operand.dynamic is not None:
-        start += operand.dynamic.first * operand.dynamic.stride * size
-        pattern = _reachable(operand, size, pattern)
+    pattern = [(step * size, number) for step, number in operand.place if number > 1 and step > 0]
+    if (dynamic := operand.dynamic) is not None:  # its places are `stride` apart
+        start += dynamic.first * dynamic.stride * size
+        if dynamic.bound - dynamic.first > 1:
+            pattern.insert(0, (dynamic.stride * size, dynamic.bound - dynamic.first))
     run = size
     if pattern and pattern[-1][0] == size:  # contiguous elements are one run
         run = pattern.pop()[1] * size
     end = start + run + sum(step * (number - 1) for step, number in pattern)
     return Region(memory, first, first + count, start, end, run, tuple(pattern), operand.dynamic is None)
-
-
-def _reachable(operand: Access | Memory, size: int, pattern: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pattern widened by every legal index: its places are `stride` apart."""
-    dynamic = operand.dynamic
-    assert dynamic is not None
-    if operand.has_dynamic_rows and operand.pattern[0][1] > 1 and operand.pattern[0][0] > 0:
-        pattern = pattern[1:]
-    places = dynamic.bound - dynamic.first
-    return [(dynamic.stride * size, places), *pattern] if places > 1 else pattern
 
 
 def _place(operand: Access | Memory, core: int) -> tuple[str, int, int]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
+from math import prod
 
+from .access_pattern import MAX_RANK
 from .errors import KernelError, Loc
 from .graph import (
     Access,
@@ -26,7 +29,7 @@ from .graph import (
     View,
     statements,
 )
-from .machine import Space, Target
+from .machine import Engine, Space, Target
 from .table import check_instruction, fail, lookup
 
 __all__ = ["MAX_FREE_DIMS", "QUEUES", "verify"]
@@ -42,23 +45,144 @@ _NAMES = {Stage.TRACE: "a view", Stage.PENGUIN: "an access {...}", Stage.BIR: "a
 
 def verify(module: Module) -> None:
     """Check every invariant of the module's stage. raises: KernelError at the first violation."""
+    if not 1 <= len(module.cores) <= module.target.max_cores:
+        raise KernelError("E603", f"{len(module.cores)} cores", limit=f"1 to {module.target.max_cores} on {module.target}")
     _unique_names(module)
+    _check_tensors(module)
     for core in module.cores:
         for statement in statements(core.body):
             _check_statement(statement, module)
         if module.stage is Stage.BIR:
             _check_blocks(core.body, core)
-        elif any(isinstance(statement, Queue) for statement in core.body):
+            continue
+        if any(isinstance(statement, Queue) for statement in statements(core.body)):
             raise KernelError("E603", f"queues at stage {module.stage}", limit="stage bir")
+        _check_order(core.body, set())
     for result in module.results:
-        if not result.space.is_hbm:
+        _check_result(result, module)
+
+
+def _check_result(result: View, module: Module) -> None:
+    if not result.space.is_hbm:
+        raise KernelError(
+            "E702",
+            f"result %{result.tensor.name} is in {result.space}",
+            loc=result.tensor.loc,
+            limit="shared_hbm",
+            actual=str(result.space),
+            hint="create it with buffer=nl.shared_hbm and copy into it",
+        )
+    if result.layout.dynamic is not None:
+        raise KernelError(
+            "E702",
+            f"result %{result.tensor.name} is dynamically addressed",
+            loc=result.tensor.loc,
+            limit="a static view",
+            hint="copy the rows into a tensor of their own",
+        )
+
+
+def _check_order(body: tuple[Statement, ...], labels: set[str]) -> None:
+    """What an instruction runs after stands before it, in the same body or in one around it."""
+    labels = set(labels)
+    for statement in body:
+        if isinstance(statement, Loop):
+            _check_order(statement.body, labels)
+        elif isinstance(statement, Instruction):
+            for label in statement.after:
+                if label not in labels:
+                    raise KernelError(
+                        "E602",
+                        f"{statement.op} after {label!r}, which is not before it",
+                        loc=statement.loc,
+                        limit="the name of an earlier instruction of this body or of one around it",
+                        actual=label,
+                    )
+            if statement.label is not None:
+                labels.add(statement.label)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(module: Module) -> None:
+    """Each tensor is in a memory that its declaration may name, and has an address inside it at stage bir."""
+    for tensor in module.params:
+        _check_space(tensor, "a parameter", (Space.SHARED_HBM, Space.HBM))
+    for tensor in module.shared:
+        _check_space(tensor, "shared", (Space.SHARED_HBM,))
+    common = [*module.params, *module.shared]
+    for core in module.cores:
+        own = [*core.tensors, *_loop_tensors(core.body)]
+        for tensor in own:
+            _check_space(tensor, f"a tensor of core {core.number}", (Space.SBUF, Space.PSUM, Space.HBM, Space.REGISTER))
+        in_hbm = [tensor for tensor in (*common, *own) if tensor.space.is_hbm]
+        if (total := sum(tensor.row_bytes for tensor in in_hbm)) > module.target.hbm_bytes:
+            largest = max(in_hbm, key=lambda tensor: tensor.row_bytes)
             raise KernelError(
-                "E702",
-                f"result %{result.tensor.name} is in {result.space}",
-                loc=result.tensor.loc,
-                limit="shared_hbm",
-                actual=str(result.space),
-                hint="create it with buffer=nl.shared_hbm and copy into it",
+                "E201",
+                f"%{largest.name} and {len(in_hbm) - 1} more tensors do not fit into HBM",
+                loc=largest.loc,
+                limit=f"{module.target.hbm_bytes} bytes",
+                actual=total,
+            )
+        if module.stage is Stage.BIR:
+            for tensor in (*common, *own):
+                _check_address(tensor, module.target)
+            _check_apart(in_hbm)
+
+
+def _check_space(tensor: Tensor, what: str, spaces: tuple[Space, ...]) -> None:
+    if tensor.space not in spaces:
+        raise KernelError(
+            "E603",
+            f"%{tensor.name}, {what}, is in {tensor.space}",
+            loc=tensor.loc,
+            limit=" or ".join(map(str, spaces)),
+            actual=str(tensor.space),
+        )
+    if tensor.space is Space.REGISTER and (tensor.shape != (1,) or tensor.dtype not in ("int32", "uint32")):
+        raise KernelError(
+            "E603", f"register %{tensor.name}", loc=tensor.loc, limit="int32[1] or uint32[1]", actual=tensor.type_text
+        )
+
+
+def _memory_bytes(space: Space, target: Target) -> int:
+    """Bytes of one partition, of all HBM, of the register file."""
+    sizes = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
+    return sizes.get(space, target.hbm_bytes)
+
+
+def _check_address(tensor: Tensor, target: Target) -> None:
+    if tensor.address is None:
+        raise KernelError(
+            "E204", f"%{tensor.name} has no address", loc=tensor.loc, limit="an address for every tensor at stage bir"
+        )
+    partition, byte = tensor.address
+    size = _memory_bytes(tensor.space, target)
+    rows = target.partitions if tensor.space.is_on_chip else 1
+    if byte + tensor.row_bytes > size or partition + tensor.partitions > rows:
+        raise KernelError(
+            "E201",
+            f"%{tensor.name} lies past the end of {tensor.space}",
+            loc=tensor.loc,
+            limit=f"{size} bytes, {rows} partitions" if rows > 1 else f"{size} bytes",
+            actual=f"byte {byte + tensor.row_bytes}, partition {partition + tensor.partitions}",
+        )
+
+
+def _check_apart(tensors: list[Tensor]) -> None:
+    """An HBM address names one tensor."""
+    placed = sorted(tensors, key=lambda tensor: tensor.address or (0, 0))
+    for one, other in pairwise(placed):
+        assert one.address is not None and other.address is not None
+        if one.address.byte + one.row_bytes > other.address.byte:
+            raise KernelError(
+                "E202",
+                f"%{one.name} and %{other.name} overlap in HBM",
+                loc=other.loc,
+                limit="HBM tensors share no byte",
+                actual=f"bytes from {other.address.byte} on",
             )
 
 
@@ -78,26 +202,34 @@ def _check_statement(statement: Statement, module: Module) -> None:
     if isinstance(statement, Loop):
         _check_loop(statement, module)
     elif isinstance(statement, Instruction):
-        check_instruction(statement, module.target)
         for name, operand in statement.operands.items():
             _check_operand(statement, name, operand, module)
+        check_instruction(statement, module.target)
 
 
 def _check_loop(loop: Loop, module: Module) -> None:
+    """Bounds are ints and registers; the variable is a register."""
     for bound in loop.bounds:
-        if isinstance(bound, (int, float)):
+        if isinstance(bound, int) and not isinstance(bound, bool):
             continue
-        if bound.space is not Space.REGISTER:
+        if isinstance(bound, (int, float)) or bound.space is not Space.REGISTER or bound.index is not None:
             raise KernelError(
                 "E603",
-                f"loop bound in {bound.space}",
+                "loop bound " + (str(bound) if isinstance(bound, (int, float)) else f"in {bound.space}"),
                 loc=loop.loc,
                 limit="an int or a register",
                 hint="load it into a register with nisa.register_load",
             )
         _check_kind(bound, module.stage, "loop bound", loop.loc)
-    if loop.kind == "for" and not (isinstance(loop.bounds[2], int) and loop.bounds[2] > 0):
+        if isinstance(bound, Memory) and bound.byte + bound.dtype.nbytes > 4 * module.target.registers:
+            raise KernelError("E201", f"loop bound in register byte {bound.byte}", loc=loop.loc, actual=bound.byte)
+    if loop.kind == "while":
+        return
+    if not (isinstance(loop.bounds[2], int) and loop.bounds[2] > 0):
         raise KernelError("E801", f"loop step {loop.bounds[2]}", loc=loop.loc, limit="a positive int", actual=loop.bounds[2])
+    assert loop.var is not None
+    if loop.var.space is not Space.REGISTER:
+        raise KernelError("E603", f"loop variable %{loop.var.name} in {loop.var.space}", loc=loop.loc, limit="a register")
 
 
 def _check_kind(operand: Operand, stage: Stage, what: str, loc: Loc | None) -> None:
@@ -117,6 +249,8 @@ def _check_operand(instr: Instruction, name: str, operand: Operand, module: Modu
     _check_kind(operand, module.stage, f"{instr.op} `{name}`", instr.loc)
     if operand.index is not None:
         _check_index(instr, name, operand.index, module)
+    if not isinstance(operand, Memory) and operand.tensor.data is not None and lookup(instr.op).operand(name).writes:
+        raise fail(instr, "E101", name, f"%{operand.tensor.name} is a constant", limit="a tensor that may be written")
     if isinstance(operand, Access):
         _check_access(instr, name, operand)
     elif isinstance(operand, Memory):
@@ -157,17 +291,9 @@ def _check_access(instr: Instruction, name: str, access: Access) -> None:
                 limit=f"inside 0:{tensor.partitions}",
                 actual=f"{start}:{start + count}",
             )
-        if len(access.pattern) > MAX_FREE_DIMS:
-            raise fail(
-                instr,
-                "E307",
-                name,
-                f"{len(access.pattern)} free dimensions after folding",
-                limit=f"{MAX_FREE_DIMS} [step x count] pairs",
-                actual=access.pattern,
-                hint="copy the view into a contiguous tile first",
-            )
-    _check_pattern(instr, name, access)
+    if access.space is Space.REGISTER and (access.offset, access.pattern, access.dynamic) != (0, ((1, 1),), None):
+        raise fail(instr, "E306", name, "a part of a register", limit="the whole register")
+    _check_pattern(instr, name, access, row)
     low, high = access.reach
     if access.offset + low < 0 or access.offset + high > row:
         raise fail(
@@ -180,28 +306,58 @@ def _check_access(instr: Instruction, name: str, access: Access) -> None:
         )
 
 
-def _check_pattern(instr: Instruction, name: str, operand: Access | Memory) -> None:
-    if any(count < 1 or step < 0 for step, count in operand.pattern):
-        raise fail(instr, "E306", name, f"pattern {operand.pattern}", limit="counts >= 1, steps >= 0")
+def _check_pattern(instr: Instruction, name: str, operand: Access | Memory, row: int) -> None:
+    """Ranks, steps and counts, and those of a dynamic address. row: elements of a partition, of the tensor in HBM."""
+    rank = MAX_FREE_DIMS if operand.partitions is not None else MAX_RANK
+    if len(operand.pattern) > rank:
+        raise fail(
+            instr,
+            "E307",
+            name,
+            f"{len(operand.pattern)} free dimensions after folding",
+            limit=f"{rank} [step x count] pairs",
+            actual=operand.pattern,
+            hint="copy the view into a contiguous tile first",
+        )
+    if any(count < 1 or not 0 <= step <= row for step, count in operand.pattern):
+        raise fail(instr, "E306", name, f"pattern {operand.pattern}", limit=f"counts >= 1, 0 <= steps <= {row}")
     d = operand.dynamic
-    if d is not None and (d.stride < 1 or d.walk < 0 or d.first >= d.bound):
+    if d is None:
+        return
+    if d.stride < 1 or d.walk < 0 or d.first >= d.bound or d.walk * d.stride > operand.pattern[0][0]:
         raise fail(
             instr,
             "E306",
             name,
             f"dynamic offset * {d.stride} walk {d.walk} in {d.first}:{d.bound}",
-            limit="stride >= 1, walk >= 0, at least one legal index",
+            limit="stride >= 1, at least one legal index, rows that step as far as the index walks",
+        )
+    if operand.partitions is not None and (d.walk or d.kind == "vector"):
+        raise fail(instr, "E303", name, f"{d.kind} offset of rows on chip", limit="one scalar offset on chip")
+    assert not isinstance(d.index, (int, float))
+    have, want = prod(d.index.shape), operand.pattern[0][1] if d.kind == "vector" else 1
+    if have < want or (d.kind == "scalar" and have > 1):
+        raise fail(
+            instr,
+            "E303",
+            name,
+            f"{have} indices of a {d.kind} offset",
+            limit=f"an index for each of {want} rows" if d.kind == "vector" else "one index",
+            actual=have,
         )
 
 
 def _check_memory(instr: Instruction, name: str, memory: Memory, target: Target) -> None:
-    sizes = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
-    size = sizes.get(memory.space, target.hbm_bytes)
-    _check_pattern(instr, name, memory)
+    size, width = _memory_bytes(memory.space, target), memory.dtype.nbytes
+    _check_pattern(instr, name, memory, size // width)
     low, high = memory.reach
-    end = memory.byte + high * memory.dtype.nbytes
-    if memory.byte + low * memory.dtype.nbytes < 0 or end > size:
+    end = memory.byte + high * width
+    if memory.byte + low * width < 0 or end > size:
         raise fail(instr, "E201", name, f"bytes {memory.byte} to {end} of {memory.space}", limit=f"{size} bytes", actual=end)
+    if memory.byte % width:
+        raise fail(instr, "E306", name, f"{memory.dtype} at byte {memory.byte}", limit=f"a multiple of {width} bytes")
+    if memory.space is Space.REGISTER and (memory.pattern, memory.dynamic) != (((1, 1),), None):
+        raise fail(instr, "E306", name, "more than a register", limit="one register")
     if memory.space.is_on_chip != (memory.partitions is not None):
         raise fail(instr, "E306", name, "partitions belong to on-chip operands alone", limit="p0:p1, ... on chip")
     if memory.partitions is not None and not (
@@ -237,7 +393,7 @@ def _check_semaphores(block: list[Queue]) -> None:
     sent: Counter[tuple[str, str]] = Counter()
     for queue in block:
         for instr in queue.body:
-            lookup(instr.op, instr.loc)
+            _check_queue(queue.name, instr)
             for semaphore in instr.signals:
                 sent[queue.name, semaphore.peer] += semaphore.value
     for queue in block:
@@ -252,3 +408,16 @@ def _check_semaphores(block: list[Queue]) -> None:
                         actual=semaphore.value,
                         hint="this wait never ends",
                     )
+
+
+def _check_queue(name: str, instr: Instruction) -> None:
+    """An engine's queue holds its instructions; the DMA queues and pipes hold what the DMA engines can move."""
+    by_dma = Engine.dma in lookup(instr.op, instr.loc).engines
+    if not (name.startswith(("dma", "pipe")) if by_dma else name == str(instr.engine)):
+        raise KernelError(
+            "E603",
+            f"{instr.op} of engine {instr.engine} in queue {name}",
+            loc=instr.loc,
+            limit="a dma queue or a pipe" if by_dma else "the queue of its engine",
+            actual=name,
+        )
