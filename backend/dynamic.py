@@ -37,9 +37,8 @@ class DynamicOperand:
         self.instr, self.name, self.memory, self.dynamic = instr, name, memory, memory.dynamic
         self.base, self.byte, self.index, self.shape, self.what = base, byte, index, shape, what
         self.step = memory.dynamic.stride * memory.dtype.nbytes
-        self.by_row = memory.partitions is None and (memory.dynamic.kind == "vector" or memory.dynamic.walk > 0)
-        self.rows = memory.pattern[0][1] if self.by_row else 1
-        self._offsets = self._row_offsets()
+        self.rows = memory.pattern[0][1] if memory.has_dynamic_rows else 1
+        self._offsets = self._element_offsets()
 
     @property
     def skips(self) -> bool:
@@ -86,34 +85,44 @@ class DynamicOperand:
 
     # --- row by row -------------------------------------------------------------------------------------------
 
-    def _row_offsets(self) -> np.ndarray:
-        """int64[row elements]: distance of each element of a row from the row's first, in elements."""
-        offsets = np.zeros(1, np.int64)
-        for step, count in self.memory.pattern[1:] if self.by_row else self.memory.pattern:
-            offsets = (offsets[:, None] + np.arange(count) * step).reshape(-1)
-        return offsets
-
-    def elements(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The memory as elements, and int64[rows, row elements]: where the rows at `places` are in it."""
+    def _element_offsets(self) -> np.ndarray:
+        """int64[rows, row elements]: distance of each element from the place of its row's index, in bytes."""
         size = self.memory.dtype.nbytes
-        elements = self.base().reshape(-1).view(self.memory.dtype.storage)
-        return elements, (self.byte // size + places * self.dynamic.stride)[:, None] + self._offsets
+        pairs = [(step * size, count) for step, count in self.memory.place]
+        if self.memory.partitions is not None:
+            pairs.insert(0, (self.base().shape[1], self.memory.partitions[1]))
+        offsets = np.zeros(1, np.int64)
+        for step, count in pairs:
+            offsets = (offsets[:, None] + np.arange(count) * step).reshape(-1)
+        if len(self.memory.place) == len(self.memory.pattern):  # rows that also step across the indexed dimension
+            return offsets.reshape(self.rows, -1)
+        return offsets[None, :]
+
+    def elements(self, places: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The memory as elements, and int64[rows, row elements]: where in it the chosen rows are. rows: bool[rows]."""
+        size = self.memory.dtype.nbytes
+        data = self.base().reshape(-1)
+        start = self.byte
+        if self.memory.partitions is not None:
+            start += self.memory.partitions[0] * self.base().shape[1]
+        at = start + (places * self.step)[:, None] + self._offsets
+        return data[: data.size // size * size].view(self.memory.dtype.storage), at[rows] // size
 
     def gather(self, places: np.ndarray, legal: np.ndarray) -> np.ndarray:
         """The elements in read shape; rows that are not legal hold zeros."""
-        elements, at = self.elements(places[legal])
+        elements, at = self.elements(places, legal)
         rows = np.zeros((self.rows, prod(self.shape) // self.rows), self.memory.dtype.storage)
         rows[legal] = elements[at]
         return rows.reshape(self.shape)
 
     def scatter(self, values: np.ndarray, places: np.ndarray, legal: np.ndarray) -> None:
         """Write the legal rows of `values`; of rows that meet, the last stays (their order is unpublished)."""
-        elements, at = self.elements(places[legal])
+        elements, at = self.elements(places, legal)
         elements[at] = values.reshape(self.rows, -1)[legal]
 
     def empty(self) -> np.ndarray:
         """A stand-in for the operand: contiguous, of its dtype and pattern counts."""
-        return np.empty(tuple(count for _, count in self.memory.pattern), self.memory.dtype.storage)
+        return np.empty(self.memory.shape, self.memory.dtype.storage)
 
 
 def row_step(

@@ -85,14 +85,18 @@ def _result(plan: Plan, view: View, arrays: Mapping[str, np.ndarray]) -> np.ndar
     tensor = view.tensor
     if tensor.name in plan.params and not view.steps:
         return arrays[tensor.name]
-    buffer: HbmBuffer | None = plan.outputs.get(tensor.name) or plan.params.get(tensor.name)
-    assert buffer is not None and buffer.bytes is not None
+    if tensor.data is not None:
+        contents = np.frombuffer(tensor.data, np.uint8).copy()  # the caller's own
+    else:
+        buffer: HbmBuffer | None = plan.outputs.get(tensor.name) or plan.params.get(tensor.name)
+        assert buffer is not None and buffer.bytes is not None
+        contents = buffer.bytes
     layout = view.layout
     size = layout.dtype.nbytes
     return np.ndarray(
         layout.shape,
         numpy_dtype(layout.dtype),
-        buffer.bytes,
+        contents,
         layout.offset * size,
         tuple(stride * size for stride in layout.strides),
     )

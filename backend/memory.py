@@ -43,27 +43,32 @@ class HbmBuffer:
 class HbmMap:
     """Finds the HBM tensor at an address."""
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self.buffers = sorted((HbmBuffer(tensor) for tensor in tensors), key=lambda buffer: buffer.start)
+    def __init__(self, buffers: Iterable[HbmBuffer]) -> None:
+        self.buffers = sorted(buffers, key=lambda buffer: buffer.start)
         self._starts = [buffer.start for buffer in self.buffers]
 
-    def at(self, byte: int, loc: Loc | None) -> HbmBuffer:
-        position = bisect_right(self._starts, byte) - 1
-        if position < 0 or byte >= self._starts[position] + self.buffers[position].tensor.row_bytes:
+    def holding(self, memory: Memory, loc: Loc | None) -> HbmBuffer:
+        """The buffer with all that an operand can reach. raises: KernelError E201 where no tensor holds it."""
+        low, high = (memory.byte + elements * memory.dtype.nbytes for elements in memory.reach)
+        position = bisect_right(self._starts, low) - 1
+        if position < 0 or high > self._starts[position] + self.buffers[position].tensor.row_bytes:
             raise KernelError(
                 "E201",
-                f"HBM address 0x{byte:04x} belongs to no tensor",
+                f"bytes 0x{low:04x} to 0x{high:04x} of {memory.space} are not inside one tensor",
                 loc=loc,
-                actual=hex(byte),
-                limit="an address inside a declared tensor",
+                actual=f"0x{low:04x} to 0x{high:04x}",
+                limit="the bytes of a declared tensor",
             )
         return self.buffers[position]
 
 
 class CoreMemory:
-    """SBUF, PSUM, registers and private HBM of one core, as large as the module uses."""
+    """SBUF, PSUM, registers and private HBM of one core, as large as the module uses.
 
-    def __init__(self, core: Core, module: Module) -> None:
+    params: the buffers of the caller's tensors, which both cores see.
+    """
+
+    def __init__(self, core: Core, module: Module, params: Iterable[HbmBuffer]) -> None:
         tensors = list(_declared(core))
         ends = {space: 0 for space in Space}
         for tensor in tensors:
@@ -71,19 +76,17 @@ class CoreMemory:
                 ends[tensor.space] = max(ends[tensor.space], tensor.address.byte + tensor.row_bytes)
         for memory in _operands(core.body):
             if not memory.space.is_hbm:
-                end = memory.byte + memory.extent * memory.dtype.nbytes
+                end = memory.byte + memory.reach[1] * memory.dtype.nbytes
                 ends[memory.space] = max(ends[memory.space], end)
         rows = module.target.partitions
         # Rows start at multiples of 64 bytes, so that every view is aligned.
         self.sbuf = fresh(rows * _round(ends[Space.SBUF])).reshape(rows, -1)
         self.psum = fresh(rows * _round(ends[Space.PSUM])).reshape(rows, -1)
         self.registers = fresh(_round(ends[Space.REGISTER]))
-        private = [t for t in (*module.params, *tensors) if t.space is Space.HBM]
-        self.private = HbmMap(private)
-        params = {t.name for t in module.params}
-        for buffer in self.private.buffers:
-            if buffer.tensor.name not in params:
-                buffer.bytes = fresh(buffer.tensor.row_bytes)
+        own = [HbmBuffer(tensor) for tensor in tensors if tensor.space is Space.HBM]
+        for buffer in own:
+            buffer.bytes = fresh(buffer.tensor.row_bytes)
+        self.private = HbmMap([*(buffer for buffer in params if buffer.tensor.space is Space.HBM), *own])
 
     def chip(self, space: Space) -> np.ndarray:
         """The bytes of an on-chip memory: uint8[partitions, bytes], registers uint8[bytes]."""

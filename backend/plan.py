@@ -14,8 +14,20 @@ from random import Random
 
 import numpy as np
 
-from ..ir.errors import KernelError
-from ..ir.graph import Core, Instruction, Loop, Memory, Module, Operand, Queue, Stage, Statement, instructions
+from ..ir.errors import KernelError, Loc
+from ..ir.graph import (
+    Core,
+    Instruction,
+    Loop,
+    Memory,
+    Module,
+    Operand,
+    Queue,
+    Stage,
+    Statement,
+    Tensor,
+    instructions,
+)
 from ..ir.instructions.dma import DEFAULT_AXES
 from ..ir.machine import Space
 from ..ir.table import Param, lookup
@@ -89,7 +101,8 @@ def build(module: Module, shuffle: int | None = None) -> Plan:
     """Bind every instruction of a bir module.
 
     shuffle: a seed: run ready queues in a random legal order instead of program order.
-    raises: KernelError E603 for another stage, E504 where semaphores deadlock.
+    raises: KernelError E603 for another stage, E504 where semaphores deadlock, E201 for addresses outside the tensors
+            and where this computer has too little memory.
     """
     if module.stage is not Stage.BIR:
         raise KernelError(
@@ -98,24 +111,28 @@ def build(module: Module, shuffle: int | None = None) -> Plan:
             limit="stage bir",
             hint="lower it first: the pipelines TO_PENGUIN and TO_BIR",
         )
-    return _Builder(module, None if shuffle is None else Random(shuffle)).plan()
+    try:
+        return _Builder(module, None if shuffle is None else Random(shuffle)).plan()
+    except MemoryError as error:
+        raise KernelError("E201", f"this computer has too little memory: {error}", limit="what NumPy can allocate") from None
 
 
 class _Builder:
     def __init__(self, module: Module, shuffle: Random | None) -> None:
         self.module, self.shuffle = module, shuffle
-        shared = [t for t in (*module.params, *module.shared) if t.space is Space.SHARED_HBM]
-        self.shared = HbmMap(shared)
-        self.memories = [CoreMemory(core, module) for core in module.cores]
+        params = [HbmBuffer(tensor) for tensor in module.params]
+        shared = [HbmBuffer(tensor) for tensor in module.shared]
+        self.params = {buffer.tensor.name: buffer for buffer in params}
+        self.shared = HbmMap([*(buffer for buffer in params if buffer.tensor.space is Space.SHARED_HBM), *shared])
+        self.memories = [CoreMemory(core, module, params) for core in module.cores]
         self.states = [CoreState(core.number) for core in module.cores]
         self.rebinds: list[_Rebind] = []
-        params = {t.name for t in module.params}
-        self.outputs = {r.tensor.name for r in module.results} - params
-        for buffer in self.shared.buffers:
+        self.outputs = {r.tensor.name for r in module.results if r.tensor.data is None} - self.params.keys()
+        for buffer in shared:
             tensor = buffer.tensor
             if tensor.data is not None:
                 buffer.bytes = np.frombuffer(tensor.data, np.uint8)
-            elif tensor.name not in params and tensor.name not in self.outputs:
+            elif tensor.name not in self.outputs:
                 buffer.bytes = fresh(tensor.row_bytes)
         covered = {name: self.static_coverage(name) for name in self.outputs}
         # What static writes do not fill is noted at run time, from this start.
@@ -126,10 +143,8 @@ class _Builder:
     def plan(self) -> Plan:
         start = {name: written.copy() for name, written in self.coverage.items()}
         programs = [self.program(core.body, core, in_loop=False) for core in self.module.cores]
-        names = {t.name for t in self.module.params}
-        buffers = [b for m in (self.shared, *(memory.private for memory in self.memories)) for b in m.buffers]
         written = {
-            self.buffer(memory, core.number).tensor.name
+            self.written_tensor(memory, core, instr).name
             for core in self.module.cores
             for instr in instructions(core.body)
             for memory in _writes(instr)
@@ -138,13 +153,19 @@ class _Builder:
         return Plan(
             module=self.module,
             programs=programs,
-            params={b.tensor.name: b for b in buffers if b.tensor.name in names},
-            written_params=written & names,
+            params=self.params,
+            written_params=written & self.params.keys(),
             outputs={b.tensor.name: b for b in self.shared.buffers if b.tensor.name in self.outputs},
             rebinds=self.rebinds,
             coverage={name: (start[name], live) for name, live in self.coverage.items()},
             states=self.states,
         )
+
+    def written_tensor(self, memory: Memory, core: Core, instr: Instruction) -> Tensor:
+        tensor = self.buffer(memory, core, instr.loc).tensor
+        if tensor.data is not None:
+            raise KernelError("E101", f"{instr.op} writes the constant %{tensor.name}", loc=instr.loc)
+        return tensor
 
     def program(self, body: tuple[Statement, ...], core: Core, in_loop: bool) -> Program:
         result: Program = []
@@ -215,7 +236,7 @@ class _Builder:
             if operand.dynamic is not None:
                 moving[param.name] = self.dynamic_operand(instr, param, operand, core)
                 continue
-            bound = self.operand(param, operand, core)
+            bound = self.operand(param, operand, core, instr.loc)
             if isinstance(bound, np.ndarray):
                 static[param.name] = bound
             else:
@@ -245,9 +266,9 @@ class _Builder:
         items = tuple(late.items())
         return lambda: run(**static, **{name: fetch() for name, fetch in items})
 
-    def operand(self, param: Param, memory: Memory, core: Core) -> np.ndarray | Callable[[], np.ndarray]:
+    def operand(self, param: Param, memory: Memory, core: Core, loc: Loc | None) -> np.ndarray | Callable[[], np.ndarray]:
         """An array, or a function that gives one when the instruction runs."""
-        view = self.static_view(memory, core)
+        view = self.static_view(memory, core, loc)
         if param.writes:
             return (lambda: view.view) if isinstance(view, _Rebind) else view  # type: ignore[return-value]
         shape = read_shape(memory, param.keeps_dims, param.dims == "")
@@ -260,37 +281,34 @@ class _Builder:
         index = self.static_view(memory.dynamic.index, core)
         assert isinstance(index, np.ndarray), "an index lies on chip"
         shape = read_shape(memory, param.keeps_dims, param.dims == "")
-        if memory.space.is_hbm:
-            buffer = self.buffer(memory, core.number)
+        if not memory.space.is_hbm:
+            chip = self.memories[core.number].chip(memory.space)
             return DynamicOperand(
-                instr,
-                param.name,
-                memory,
-                lambda: buffer.bytes,
-                memory.byte - buffer.start,  # type: ignore[arg-type, return-value]
-                lambda: index,
-                shape,
-                f"%{buffer.tensor.name}",
+                instr, param.name, memory, lambda: chip, memory.byte, lambda: index, shape, str(memory.space)
             )
-        chip = self.memories[core.number].chip(memory.space)
-        return DynamicOperand(
-            instr, param.name, memory, lambda: chip, memory.byte, lambda: index, shape, str(memory.space)
-        )
+        buffer = self.buffer(memory, core, instr.loc)
 
-    def static_view(self, memory: Operand, core: Core) -> np.ndarray | _Rebind:
+        def bound() -> np.ndarray:
+            assert buffer.bytes is not None
+            return buffer.bytes
+
+        what, byte = f"%{buffer.tensor.name}", memory.byte - buffer.start
+        return DynamicOperand(instr, param.name, memory, bound, byte, lambda: index, shape, what)
+
+    def static_view(self, memory: Operand, core: Core, loc: Loc | None = None) -> np.ndarray | _Rebind:
         assert isinstance(memory, Memory)
         if not memory.space.is_hbm:
             return strided_view(self.memories[core.number].chip(memory.space), memory, memory.byte)
-        buffer = self.buffer(memory, core.number)
+        buffer = self.buffer(memory, core, loc)
         if buffer.bytes is None:
             rebind = _Rebind(buffer, memory)
             self.rebinds.append(rebind)
             return rebind
         return strided_view(buffer.bytes, memory, memory.byte - buffer.start)
 
-    def buffer(self, memory: Memory, core: int) -> HbmBuffer:
-        found = self.shared if memory.space is Space.SHARED_HBM else self.memories[core].private
-        return found.at(memory.byte, None)
+    def buffer(self, memory: Memory, core: Core, loc: Loc | None = None) -> HbmBuffer:
+        found = self.shared if memory.space is Space.SHARED_HBM else self.memories[core.number].private
+        return found.holding(memory, loc)
 
     # --- outputs that not every run may fill --------------------------------------------------------------------
 
@@ -305,7 +323,7 @@ class _Builder:
                         if (
                             memory.dynamic is None
                             and memory.space.is_hbm
-                            and self.buffer(memory, core.number) is buffer
+                            and self.buffer(memory, core) is buffer
                         ):
                             _byte_view(written, memory, memory.byte - buffer.start)[...] = True
         return written
@@ -314,7 +332,7 @@ class _Builder:
         """For a write that may be all that fills a part of an output: a step that notes its bytes."""
         if not memory.space.is_hbm or not (in_loop or memory.dynamic is not None):
             return None
-        buffer = self.buffer(memory, core.number)
+        buffer = self.buffer(memory, core)
         written = self.coverage.get(buffer.tensor.name)
         if written is None:
             return None
@@ -341,9 +359,9 @@ def _with_marks(step: Step, marks: list[Step]) -> Step:
 def _mark_rows(moving: DynamicOperand, written: np.ndarray) -> None:
     """Note the bytes of the legal rows of a dynamic write."""
     places = moving.places()
-    _, at = moving.elements(places[moving.legal(places)])
+    _, at = moving.elements(places, moving.legal(places))
     size = moving.memory.dtype.nbytes
-    written.reshape(-1, size)[at.reshape(-1)] = True
+    written[: written.size // size * size].reshape(-1, size)[at.reshape(-1)] = True
 
 
 def _writes(instr: Instruction) -> Iterator[Memory]:

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from ...ir.dtypes import DTYPES
-from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE
+from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE, affine_numbers
 from ..numerics import Store, convert, put, wrap32
 from ..semantics import BoundOp, Run, semantics
 
@@ -16,15 +16,9 @@ from ..semantics import BoundOp, Run, semantics
 def iota(op: BoundOp) -> Run:
     """Partitions count from dst's first one. All but a register offset is computed when the plan is built.
 
-    Model: int32 arithmetic wraps; a 32-bit dst takes the bits, other dtypes convert through float32 as copies do.
+    Model: a 32-bit dst takes the bits, other dtypes convert through float32 as copies do.
     """
-    shape = op.shape("dst")
-    numbers = np.arange(shape[0], dtype=np.int64)[:, None] * wrap32(op.attrs["channel_multiplier"])
-    free = np.zeros(1, np.int64)
-    for step, count in op.attrs["pattern"]:
-        free = (free[:, None] + np.arange(count, dtype=np.int64) * wrap32(step)).reshape(-1)
-    # int64 does not wrap here: 128 partitions and at most 65536 elements, each times less than 2^31.
-    base = (numbers + free).astype(np.int32).reshape(shape[0], prod(shape[1:]))
+    base = affine_numbers(op.instr)
     move = _from_int32(op)
     offset = op.immediate("offset")
     if op.has("offset") and offset is None:
