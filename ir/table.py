@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .dtypes import DTYPES, Dtype
 from .errors import KernelError, Loc
@@ -30,6 +30,7 @@ __all__ = [
     "TABLE",
     "Attr",
     "Bound",
+    "Kept",
     "OpAttr",
     "Param",
     "Read",
@@ -229,6 +230,20 @@ def _nearest(kind: Any, value: Any) -> str | None:
 Bound = int | Mapping[NCVersion, int]
 
 
+class Kept(NamedTuple):
+    """What an instruction reads and changes of what an engine keeps between instructions: accumulators, random state.
+
+    Each has a name; a change keeps the rest of it, as a write to a part of a tensor does.
+    """
+
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+
+def _keeps_nothing(instr: Instruction) -> Kept:
+    return Kept()
+
+
 @dataclass(frozen=True)
 class Row:
     """One instruction. See `instruction` for the fields."""
@@ -247,6 +262,7 @@ class Row:
     source: str
     canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None
     has_effects: bool
+    kept: Callable[[Instruction], Kept] = _keeps_nothing
 
     @cached_property
     def operands(self) -> tuple[Param, ...]:
@@ -295,6 +311,7 @@ def instruction(
     source: str = "",
     canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None = None,
     has_effects: bool = False,
+    kept: Callable[[Instruction], Kept] = _keeps_nothing,
 ) -> Row:
     """Add a row to the table.
 
@@ -307,6 +324,7 @@ def instruction(
     formula:       the semantics in one line, for the reference page.
     canonical:     attributes as the IR keeps them, given operands and attributes as the author wrote them.
     has_effects:   it stays even where nothing reads what it writes: it prints, or it meets the other core.
+    kept:          kept(instruction): what it reads and changes of the state that engines keep between instructions.
     """
     if name in _ROWS:
         raise ValueError(f"instruction {name} is defined twice")
@@ -325,6 +343,7 @@ def instruction(
         source,
         canonical,
         has_effects,
+        kept,
     )
     _ROWS[name] = row
     return row

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..ir.graph import Access, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, statements
-from ..ir.machine import ReduceCmd
 from ..ir.table import TABLE
 from .pipeline import register_pass
 
@@ -40,7 +39,7 @@ def dead_code(module: Module) -> Module:
 class _Sweep:
     """What is known while walking backwards.
 
-    live:    names of tensors (and accumulators) that something later reads. It only grows: writing a part of a tensor
+    live:    names of tensors (and of what engines keep) that something later reads. It only grows: writing a part of a tensor
              does not end the life of the rest.
     dropped: labels of the instructions that went, and what those had to run after.
     """
@@ -128,13 +127,8 @@ def _flow(instr: Instruction) -> tuple[set[str], set[str]]:
             reads.add(operand.tensor.name)
         if param.writes:
             writes.add(operand.tensor.name)
-    if "reduce_cmd" in instr.attrs:  # the engine's accumulators keep their sums between instructions
-        accumulators = f"accumulators of {row.engines[0]}"
-        if instr.attrs["reduce_cmd"] is not ReduceCmd.idle:
-            writes.add(accumulators)
-        if "reduce_res" in instr.operands:
-            reads.add(accumulators)
-    return reads, writes
+    kept = row.kept(instr)
+    return reads | {f"kept {name}" for name in kept.reads}, writes | {f"kept {name}" for name in kept.writes}
 
 
 def _names(operands: Iterable[Operand | None]) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..graph import Instruction
 from ..machine import Engine, ReduceCmd, Target
 from ..table import NOT_PACKED, PSUM, SBUF, Attr, OpAttr, Read, Write, dtype_of, fail, instruction
+from .accumulators import SCALAR, accumulator
 from .costs import MIN_II
 
 
@@ -66,6 +67,7 @@ instruction(
     checks=(_scale_dtype, _reduction),
     cycles=_cycles,
     poison="activation",
+    kept=accumulator(SCALAR),
     formula="dst = op(data * scale + bias); reduce_res = accumulator",
     source="nki.isa reference: activation",
 )
