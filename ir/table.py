@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cached_property
-from math import prod
+from math import inf, nan, prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from .access_pattern import shown
 from .dtypes import DTYPES, Dtype
 from .errors import KernelError, Loc
 from .graph import Instruction, Operand
@@ -41,8 +42,11 @@ __all__ = [
     "check_instruction",
     "fail",
     "instruction",
+    "is_32_bits",
+    "is_integral",
     "lookup",
     "operand_text",
+    "start_partition",
 ]
 
 ANY: frozenset[str] = frozenset(DTYPES)
@@ -125,7 +129,8 @@ REQUIRED = object()  # an attribute without default
 class Attr:
     """A compile-time attribute.
 
-    type: bool, int, float (takes ints too), str, tuple, an Enum class, or "alu" / "activation" for an operator's name.
+    type: bool, int, float (takes ints too), "number" (keeps the two apart), str, an Enum class, "alu" / "activation" for an operator's name, or a tuple of integers:
+          "ints", "axes" and "cores" (an int stands for a tuple of one), tuple (nested in any way). Integers have 32 bits.
     internal: set by a pass, no argument of the nisa function.
     """
 
@@ -151,10 +156,10 @@ class Attr:
         if decoded is REQUIRED:
             raise KernelError(
                 "E105",
-                f"{where} `{self.name}`: {value!r} is not accepted",
+                f"{where} `{self.name}`: {shown(value)} is not accepted",
                 loc=loc,
                 limit=_type_text(self.type),
-                actual=repr(value),
+                actual=shown(value),
                 hint=_nearest(self.type, value),
             )
         return decoded
@@ -180,17 +185,26 @@ def _decode(kind: Any, value: Any) -> Any:
         return next((m for m in kind if type(value) is int and m.value == value), REQUIRED)
     if kind is tuple:
         return _tuple(value) if isinstance(value, (list, tuple)) else REQUIRED
-    if kind in ("axes", "cores"):  # an int stands for a tuple of one
+    if kind in ("ints", "axes", "cores"):
         items = _tuple(value)
-        return (items,) if isinstance(items, int) else items
+        if isinstance(items, int):  # stands for a tuple of one
+            return REQUIRED if kind == "ints" else (items,)
+        return items if all(isinstance(item, int) for item in items) else REQUIRED
     if kind is bool:
         return value if isinstance(value, bool) else REQUIRED
-    if kind is float:
-        return float(value) if _is_number(value) else REQUIRED
     if kind is int:
-        return int(value) if _is_number(value) and int(value) == value and not isinstance(value, bool) else REQUIRED
+        if not _is_number(value) or isinstance(value, bool) or not is_integral(value):
+            return REQUIRED
+        return int(value) if is_32_bits(int(value)) else REQUIRED
     if kind == "number":  # keeps int and float apart
-        return (int(value) if hasattr(value, "__index__") else float(value)) if _is_number(value) else REQUIRED
+        if not _is_number(value):
+            return REQUIRED
+        if hasattr(value, "__index__"):
+            return int(value) if is_32_bits(int(value)) else REQUIRED
+        return float(value) if value == value else nan  # one NaN, so that equal modules compare equal
+    if kind is float:
+        number = _decode("number", value)
+        return number if number is REQUIRED else float(number)
     return value if isinstance(value, kind) else REQUIRED
 
 
@@ -198,11 +212,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or (hasattr(value, "__float__") and getattr(value, "shape", None) == ())
 
 
+def is_integral(value: Any) -> bool:
+    """Is it a whole number? (1.0 is, infinity and NaN are not.)"""
+    return abs(value) < inf and int(value) == value
+
+
+def is_32_bits(value: int) -> bool:
+    """Does it fit an int32 or a uint32?"""
+    return -(1 << 31) <= value < 1 << 32
+
+
 def _tuple(value: Any) -> Any:
+    """Lists and tuples of integers, nested in any way, as tuples; an integer as it is."""
     if isinstance(value, (list, tuple)):
         items = tuple(_tuple(item) for item in value)
         return REQUIRED if any(item is REQUIRED for item in items) else items
-    return int(value) if hasattr(value, "__index__") else REQUIRED
+    return int(value) if hasattr(value, "__index__") and is_32_bits(int(value)) else REQUIRED
 
 
 def _type_text(kind: Any) -> str:
@@ -214,6 +239,8 @@ def _type_text(kind: Any) -> str:
         return ", ".join(kind.__members__)
     texts = {
         tuple: "a list or tuple of ints",
+        int: "an integer of 32 bits",
+        "ints": "a list or tuple of ints",
         "axes": "dimension numbers",
         "cores": "core numbers",
         "number": "a number",
@@ -441,6 +468,8 @@ def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
     if isinstance(operand, (int, float)):
         if not param.immediate:
             raise fail(instr, "E109", param.name, f"{operand} where a tensor belongs", limit="a tensor", actual=operand)
+        if isinstance(operand, int) and not is_32_bits(operand):
+            raise fail(instr, "E105", param.name, shown(operand), limit="an integer of 32 bits", actual=shown(operand))
         return
     if operand.space not in param.spaces:
         raise fail(
@@ -497,9 +526,7 @@ def _check_partitions(instr: Instruction, param: Param, operand: Any, target: Ta
             actual=count,
             hint=f"tile the partition dimension by {target.partitions}",
         )
-    tensor = getattr(operand, "tensor", None)
-    base = tensor.address.partition if tensor is not None and tensor.address is not None else 0
-    first = operand.start_partition + base
+    first = start_partition(operand)
     allowed = start_partitions(count)
     if param.whole_rule and first not in allowed:
         raise fail(
@@ -511,6 +538,14 @@ def _check_partitions(instr: Instruction, param: Param, operand: Any, target: Ta
             actual=first,
             hint="an engine reads from a quadrant boundary; move the rows with nc_stream_shuffle or a DMA",
         )
+
+
+def start_partition(operand: Operand) -> int:
+    """The first partition of an operand, counted from the tensor's own where that is not placed yet."""
+    assert not isinstance(operand, (int, float))
+    tensor = getattr(operand, "tensor", None)
+    base = tensor.address.partition if tensor is not None and tensor.address is not None else 0
+    return operand.start_partition + base
 
 
 def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:

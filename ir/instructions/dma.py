@@ -232,7 +232,7 @@ instruction(
     (
         Write("dst", SBUF, dims="P *", dtypes=ANY, whole_rule=False),
         Read("src", *_DMA_MEMORIES, dims="* *", dtypes=ANY, whole_rule=False),
-        Attr("axes", tuple, None, doc="(1,0), (2,1,0) or (3,1,2,0), by rank"),
+        Attr("axes", "ints", None, doc="(1,0), (2,1,0) or (3,1,2,0), by rank"),
         _COMMON[0],
         Attr("dge_mode", DGEMode, DGEMode.unknown),
         _COMMON[1],

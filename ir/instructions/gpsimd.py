@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import REGISTER, SBUF, Attr, Read, ReadWrite, Write, fail, instruction
+from ..table import REGISTER, SBUF, Attr, Read, ReadWrite, Write, fail, instruction, is_integral
 from .costs import GPSIMD_BASE
 
 PARTITIONS_PER_CORE = 16  # GpSimd core i works on partitions 16i..16i+15, per-row operations on 16i alone
 
 
-def _pattern(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+def affine_numbers(instr: Instruction) -> np.ndarray:
+    """int32[P,F]: p * channel_multiplier + sum(step * index), where p counts from the first partition of dst.
+
+    Model: int32 arithmetic wraps.
+    """
+    numbers = np.zeros(1, np.int64)
+    for step, count in instr.attrs["pattern"]:
+        numbers = (numbers[:, None] + np.arange(count) * (step & 0xFFFFFFFF)).reshape(-1)
+    rows = np.arange(instr.operands["dst"].shape[0])[:, None]  # type: ignore[union-attr]
+    # No int64 overflow: at most 65536 elements and 128 partitions, each times less than 2^32.
+    return (rows * (instr.attrs["channel_multiplier"] & 0xFFFFFFFF) + numbers).astype(np.uint32).view(np.int32)
+
+
+def check_pattern(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     pattern = instr.attrs["pattern"]
-    if not 1 <= len(pattern) <= 4 or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pattern):
+    if not 1 <= len(pattern) <= 4 or not all(_is_pair(pair) for pair in pattern):
         raise fail(instr, "E105", "pattern", f"{pattern}", limit="one to four [step, count] pairs", actual=pattern)
+    offset = instr.operands.get("offset")
+    if isinstance(offset, float) and not is_integral(offset):
+        raise fail(instr, "E105", "offset", f"{offset}", limit="an integer or a register", actual=offset)
     count = prod(pair[1] for pair in pattern)
     if count != dims["F"]:
         raise fail(
@@ -28,6 +46,11 @@ def _pattern(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         )
 
 
+def _is_pair(pair: object) -> bool:
+    """[step, count], with a count of at least 1."""
+    return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(n, int) for n in pair) and pair[1] >= 1
+
+
 instruction(
     "iota",
     "Affine numbers in int32: offset + partition * channel_multiplier + the pattern's index sums.",
@@ -38,7 +61,7 @@ instruction(
         Attr("channel_multiplier", int, 0),
     ),
     engines=(Engine.gpsimd,),
-    checks=(_pattern,),
+    checks=(check_pattern,),
     cycles=lambda dims, instr, target: GPSIMD_BASE + dims["F"],
     poison="iota",
     formula="dst[p,i] = offset + p * channel_multiplier + sum(step * index)",

@@ -41,6 +41,8 @@ instruction(
 
 def _sendrecv_rules(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     same_dtype(instr, "dst", "src")
+    if instr.attrs["pipe_id"] < 0:
+        raise fail(instr, "E105", "pipe_id", f"{instr.attrs['pipe_id']}", limit=">= 0", actual=instr.attrs["pipe_id"])
     for name in ("send_to_rank", "recv_from_rank"):
         if instr.attrs[name] not in (0, 1):
             raise fail(instr, "E105", name, f"{instr.attrs[name]}", limit="0 or 1", actual=instr.attrs[name])

@@ -18,7 +18,7 @@ def _register_cycles(dims: dict[str, int], instr: Instruction, target: Target) -
 
 def _fits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     value = instr.operands.get("src")
-    if isinstance(value, float) or (isinstance(value, int) and not -(1 << 31) <= value < 1 << 32):
+    if isinstance(value, float):
         raise fail(instr, "E105", "src", f"{value}", limit="a 32-bit integer or a register", actual=value)
 
 

@@ -20,6 +20,7 @@ from ..table import (
     dtype_of,
     fail,
     instruction,
+    is_integral,
     same_dtype,
 )
 from .costs import MIN_II, copy_cycles, two_inputs
@@ -75,7 +76,7 @@ def _op_kinds_match(instr: Instruction, target: Target, dims: dict[str, int]) ->
         )
     if any(bitvec):
         for name, operand in instr.operands.items():
-            legal = dtype_of(instr, name) in INTS if not isinstance(operand, (int, float)) else int(operand) == operand
+            legal = is_integral(operand) if isinstance(operand, (int, float)) else dtype_of(instr, name) in INTS
             if not legal:
                 raise fail(
                     instr,
@@ -141,12 +142,7 @@ def _memset_value(instr: Instruction, target: Target, dims: dict[str, int]) -> N
         return
     # An integral float is accepted for an integer tile: public kernels pass 0.0 for uint8 scale tiles.
     info = np.iinfo(dtype.storage)
-    if (
-        value != value
-        or value in (float("inf"), float("-inf"))
-        or int(value) != value
-        or not info.min <= value <= info.max
-    ):
+    if not is_integral(value) or not info.min <= value <= info.max:
         raise fail(
             instr,
             "E105",
@@ -333,15 +329,6 @@ def _tensor_scalar_engines(instr: Instruction, target: Target, dims: dict[str, i
             limit="rsqrt",
             actual=f"{ops[0]}, {ops[1]}",
             hint="use engine.vector",
-        )
-    if "power" in ops:
-        raise fail(
-            instr,
-            "E106",
-            "op0",
-            "power is an operator of tensor_tensor alone",
-            limit="tensor_tensor on GpSimd",
-            actual="power",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..graph import Access, Instruction, Memory, View
 from ..machine import Engine, MatmulPerfMode, NCVersion, Target
-from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction
+from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction, start_partition
 
 _WIDE = {"float32", "tfloat32"}
 _MATMUL_IN = frozenset({"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32", "float8_e4m3fn"})
@@ -72,9 +72,9 @@ def _one_bank(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
             actual=size,
             hint=f"tile the moving operand by {limit // dst.dtype.nbytes} columns",
         )
-    if target.version >= NCVersion.gen4 or isinstance(dst, Memory):
+    if target.version >= NCVersion.gen4:
         return
-    start = _byte_in_tensor(dst) % target.psum_bank_bytes
+    start = _first_byte(dst) % target.psum_bank_bytes
     span = start + _span_bytes(dst)
     if span > target.psum_bank_bytes:
         raise fail(
@@ -88,14 +88,19 @@ def _one_bank(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         )
 
 
-def _byte_in_tensor(dst) -> int:
+def _first_byte(dst: View | Access | Memory) -> int:
+    """Byte of a partition at which the operand starts; tensors without an address start at a bank."""
+    if isinstance(dst, Memory):
+        return dst.byte
+    address = dst.tensor.address.byte if dst.tensor.address else 0
     if isinstance(dst, Access):
-        return dst.offset * dst.dtype.nbytes
-    return dst.layout.offset % dst.layout.row * dst.dtype.nbytes
+        return address + dst.offset * dst.dtype.nbytes
+    assert dst.layout.row is not None
+    return address + dst.layout.offset % dst.layout.row * dst.dtype.nbytes
 
 
-def _span_bytes(dst) -> int:
-    if isinstance(dst, Access):
+def _span_bytes(dst: View | Access | Memory) -> int:
+    if not isinstance(dst, View):
         return dst.extent * dst.dtype.nbytes
     layout = dst.layout
     free = zip(layout.strides[1:], layout.shape[1:], strict=True)
@@ -116,11 +121,14 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         )
     if not size:
         return
+    for name, pair in (("tile_position", position), ("tile_size", size)):
+        if len(pair) != 2:
+            raise fail(instr, "E105", name, f"{pair}", limit="(rows, columns)", actual=pair)
     for axis, what, used in ((0, "rows", dims["K"]), (1, "columns", dims["M"])):
         tile, start = size[axis], position[axis]
         if tile not in (32, 64, 128):
             raise fail(instr, "E105", "tile_size", f"{tile} {what}", limit="32, 64 or 128", actual=tile)
-        if start % tile or start + tile > 128:
+        if start < 0 or start % tile or start + tile > 128:
             raise fail(
                 instr,
                 "E105",
@@ -138,15 +146,15 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
                 limit=f"{what} <= {tile}",
                 actual=used,
             )
-    dst = instr.operands["dst"]
     # The public kernels that tile columns place dst at the partition of the tile: array column c drives partition c.
-    if position[1] != dst.start_partition % 128 and size[1] != 128:  # type: ignore[union-attr]
+    first = start_partition(instr.operands["dst"])
+    if position[1] != first % 128 and size[1] != 128:
         raise fail(
             instr,
             "E105",
             "tile_position",
-            f"column {position[1]}, but dst starts at partition {dst.start_partition}",
-            limit="dst starts at the partition of the column tile",  # type: ignore[union-attr]
+            f"column {position[1]}, but dst starts at partition {first}",
+            limit="dst starts at the partition of the column tile",
             actual=position[1],
         )
 
@@ -183,8 +191,27 @@ def _double_row(instr: Instruction, target: Target, dims: dict[str, int]) -> Non
         # Folding merges the two rows with the columns; the author's view shows them.
         if isinstance(operand, View) and (len(shape) != 3 or shape[1] != 2):
             raise fail(instr, "E104", name, f"shape {shape} with double_row", limit="[K, 2, free]", actual=shape)
-    if instr.attrs["is_transpose"] or instr.attrs["tile_size"]:
-        raise fail(instr, "E105", "perf_mode", "double_row with a transpose or tiling", limit="a plain matmul")
+    if instr.attrs["is_transpose"] or (instr.attrs["tile_size"] and instr.attrs["tile_size"][1] != 128):
+        raise fail(instr, "E105", "perf_mode", "double_row with a transpose or column tiling", limit="a plain matmul")
+
+
+def _overwrites(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The runs are columns of dst, in order and apart, and only accumulate=None wants them."""
+    runs, end = instr.attrs["overwrites"], 0
+    legal = not runs or instr.attrs["accumulate"] is None
+    for run in runs:
+        legal = legal and isinstance(run, tuple) and len(run) == 2 and all(isinstance(n, int) for n in run)
+        legal = legal and run[0] >= end and run[1] >= 1
+        end = sum(run) if legal else 0
+    if not legal or end > dims["N"]:
+        raise fail(
+            instr,
+            "E105",
+            "overwrites",
+            f"{runs}",
+            limit=f"[first, count] runs of {dims['N']} columns in order, with accumulate=none",
+            actual=runs,
+        )
 
 
 def _cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
@@ -209,8 +236,8 @@ instruction(
         Attr("is_moving_onezero", bool, False, doc="hint, as is_stationary_onezero"),
         Attr("is_transpose", bool, False, doc="moving is an identity; dst = stationary.T, bit-exact"),
         Attr("accumulate", bool, None, doc="None: the first write of a location overwrites, later ones add"),
-        Attr("tile_position", tuple, (), doc="(row, column) of the array tile"),
-        Attr("tile_size", tuple, (), doc="(rows, columns) of the array tile"),
+        Attr("tile_position", "ints", (), doc="(row, column) of the array tile"),
+        Attr("tile_size", "ints", (), doc="(rows, columns) of the array tile"),
         Attr("perf_mode", MatmulPerfMode, MatmulPerfMode.none),
         Attr(
             "overwrites",
@@ -222,7 +249,7 @@ instruction(
     ),
     engines=(Engine.tensor,),
     limits={"K": 128, "M": 128, "N": {NCVersion.gen3: 512, NCVersion.gen4: 8192}},
-    checks=(_dtypes, _one_bank, _tiling, _identity, _double_row),
+    checks=(_dtypes, _one_bank, _tiling, _identity, _double_row, _overwrites),
     cycles=_cycles,
     poison="matmul",
     formula="dst[m,n] (+)= sum_k stationary[k,m] * moving[k,n]",

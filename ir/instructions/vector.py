@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
-from ..graph import Instruction, Memory, Operand, View
+from ..graph import Instruction, Operand
 from ..machine import QUADRANT, Engine, Target, start_partitions
 from ..operators import ALU, OpKind
 from ..table import (
@@ -23,6 +23,7 @@ from ..table import (
     fail,
     instruction,
     same_dtype,
+    start_partition,
 )
 from .costs import MIN_II, per_element
 
@@ -159,11 +160,7 @@ def _active_partitions(instr: Instruction, target: Target, dims: dict[str, int])
     views = {name: instr.operands[name] for name in ("src", "dst")}
     count = ceil(max(v.shape[0] for v in views.values()) / QUADRANT) * QUADRANT  # type: ignore[union-attr]
     for name, operand in views.items():
-        base = 0
-        if isinstance(operand, View) or not isinstance(operand, (Memory, int, float)):
-            address = operand.tensor.address
-            base = address.partition if address else 0
-        first = operand.start_partition + base  # type: ignore[union-attr]
+        first = start_partition(operand)
         if first not in start_partitions(count):
             allowed = ", ".join(map(str, start_partitions(count)))
             raise fail(
@@ -182,7 +179,7 @@ instruction(
     (
         ReadWrite("dst", SBUF, PSUM, dims="Q F", dtypes=ANY, whole_rule=False),
         Read("src", SBUF, PSUM, dims="P F", dtypes=ANY, whole_rule=False, doc="may have fewer partitions than dst"),
-        Attr("shuffle_mask", tuple, doc="32 entries: 0..31, or 255 to keep the row"),
+        Attr("shuffle_mask", "ints", doc="32 entries: 0..31, or 255 to keep the row"),
     ),
     engines=(Engine.vector,),
     checks=(_mask, _active_partitions),
