@@ -129,8 +129,9 @@ REQUIRED = object()  # an attribute without default
 class Attr:
     """A compile-time attribute.
 
-    type: bool, int, float (takes ints too), "number" (keeps the two apart), str, an Enum class, "alu" / "activation" for an operator's name, or a tuple of integers:
-          "ints", "axes" and "cores" (an int stands for a tuple of one), tuple (nested in any way). Integers have 32 bits.
+    type: bool, int, float (takes ints too), "number" (keeps the two apart), str, an Enum class, "alu" / "activation" for
+          an operator's name, or a tuple of integers: "ints", "axes" and "cores" (an int stands for a tuple of one),
+          tuple (nested in any way). Integers have 32 bits.
     internal: set by a pass, no argument of the nisa function.
     """
 
