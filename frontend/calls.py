@@ -37,20 +37,30 @@ _REMOVED = {
 class NkiInstruction:
     """A recorded instruction. `a.depends_on(b, c)` makes a run after b and c."""
 
-    __slots__ = ("_depth", "_index", "_tracer")
+    __slots__ = ("_index", "_scope", "_tracer")
 
     def __init__(self, tracer: Tracer, index: int) -> None:
-        self._tracer, self._index, self._depth = tracer, index, tracer.depth
+        self._tracer, self._scope, self._index = tracer, tracer.open_scope, index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
         for producer in producers:
             if not isinstance(producer, NkiInstruction):
                 raise author_error("E105", f"depends_on: {producer!r}", limit="what a nisa call returned")
-            if not (producer._depth == self._depth == self._tracer.depth):
+            if producer._scope is not self._scope or not self._tracer.is_open(self._scope):
                 raise author_error(
-                    "E802", "depends_on across the border of a dynamic loop", limit="both in one loop body"
+                    "E802",
+                    "depends_on across the border of a dynamic loop",
+                    limit="two instructions of one loop body, inside it",
+                    hint="the loop as a whole already runs after what stands before it",
                 )
-            self._tracer.order(self._index, producer._index)
+            if producer._index >= self._index:
+                raise author_error(
+                    "E802",
+                    "depends_on an instruction that does not come before this one",
+                    limit="a producer that comes before its consumer",
+                    hint="queues run in program order: move the producer's line",
+                )
+            self._tracer.order(self._scope, self._index, producer._index)
         return self
 
 

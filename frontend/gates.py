@@ -17,6 +17,7 @@ every one that fails.
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,13 +25,18 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from ..ir.errors import KernelError, Loc
+import numpy as np
+
+from ..ir.errors import GateError, KernelError, Loc
 from ..ir.graph import Gate as GateRecord
-from .tracer import current
+from .arguments import definition
+from .tensor import NkiTensor
+from .tracer import author_error, author_loc, optional_tracer
 
 __all__ = ["Gate", "GateTable", "evaluate", "gate_table", "gates", "kernel_assert"]
 
-_FUNCTIONS = {function.__name__: function for function in (len, min, max, abs, isinstance, bool, int, float, str, math)}
+_BUILTINS = (abs, all, any, bool, float, int, isinstance, len, list, max, min, range, round, str, sum, tuple, math)
+_FUNCTIONS = {function.__name__: function for function in _BUILTINS}
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,14 @@ def gates(*table: Gate, let: Mapping[str, str] | None = None) -> Callable[[Calla
     """Declare the gates of a kernel function."""
 
     def attach(function: Callable) -> Callable:
-        function.gate_table = GateTable(table, dict(let or {}))  # type: ignore[attr-defined]
+        inspect.unwrap(function).gate_table = GateTable(table, dict(let or {}))
         return function
 
     return attach
 
 
 def gate_table(function: Callable) -> GateTable:
-    return getattr(function, "gate_table", GateTable((), {}))
+    return getattr(inspect.unwrap(function), "gate_table", GateTable((), {}))
 
 
 @cache
@@ -73,23 +79,34 @@ def _compiled(expression: str) -> Any:
 
 
 def evaluate(function: Callable, arguments: Mapping[str, Any], cores: int) -> list[GateRecord]:
-    """The gates of `function` on bound arguments. raises: KernelError E402 where an expression cannot be evaluated."""
-    table, code = gate_table(function), function.__code__
-    loc = Loc(code.co_filename, code.co_firstlineno)
+    """The gates of `function` on bound arguments.
+
+    raises: KernelError E402 where an expression cannot be evaluated, unless a gate fails: then that is the reason.
+    """
+    table, loc = gate_table(function), definition(function)
     names: dict[str, Any] = {**_FUNCTIONS, **arguments, "cores": cores}
-    records = []
+    records: list[GateRecord] = []
+    faults: list[KernelError] = []
     for name, expression in table.let.items():
-        names[name] = _evaluate(expression, names, loc)
+        try:
+            names[name] = _evaluate(expression, names, loc)
+        except KernelError as error:
+            faults.append(error)
     for gate in table.gates:
-        if _evaluate(gate.when, names, loc):
-            holds = bool(_evaluate(gate.condition, names, loc))
-            records.append(GateRecord(gate.condition, holds, _values(gate.condition, names), gate.hint, loc))
+        try:
+            if _evaluate(gate.when, names, loc):
+                holds = bool(_evaluate(gate.condition, names, loc))
+                records.append(GateRecord(gate.condition, holds, _values(gate.condition, names), gate.hint, loc))
+        except KernelError as error:
+            faults.append(error)
+    if faults and all(record.holds for record in records):
+        raise faults[0]
     return records
 
 
 def _evaluate(expression: str, names: dict[str, Any], loc: Loc) -> Any:
     try:
-        return eval(_compiled(expression), {"__builtins__": {}}, names)
+        return eval(_compiled(expression), {**names, "__builtins__": {}})
     except KernelError:
         raise
     except Exception as error:  # the expression is the author's: any fault of it is reported as such
@@ -116,11 +133,25 @@ def _printable(value: Any) -> Any:
         return value.name
     if isinstance(value, (tuple, list)):
         return tuple(map(_printable, value))
+    if isinstance(value, np.generic):
+        return value.item()
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
 def kernel_assert(condition: Any, message: str = "") -> None:
-    """A gate in the kernel's body: recorded where it stands; the kernel is rejected if it does not hold."""
-    tracer = current("kernel_assert")
-    loc = tracer.place().loc
-    tracer.gates.append(GateRecord(str(message) or "kernel_assert", bool(condition), (), "", loc))
+    """A gate in the kernel's body: recorded where it stands; the kernel is rejected if it does not hold.
+
+    In host code, outside a kernel, it raises GateError E401 at once.
+    """
+    if isinstance(condition, NkiTensor):
+        raise author_error(
+            "E803",
+            "kernel_assert on a tensor, whose values are not known while tracing",
+            limit="a condition on shapes, dtypes and compile-time values",
+            actual=repr(condition),
+        )
+    text, holds, tracer = str(message) or "kernel_assert", bool(condition), optional_tracer()
+    if tracer is not None:
+        tracer.gates.append(GateRecord(text, holds, (), "", tracer.place().loc))
+    elif not holds:
+        raise GateError("E401", text, loc=author_loc(), limit=text)

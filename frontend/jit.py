@@ -1,15 +1,16 @@
 """`nki.jit` and `nki.simulate`: the driver that takes a Python kernel through all layers and runs it.
 
 trace -> TO_PENGUIN -> TO_BIR -> plan. The result is cached for each signature: shapes and dtypes of the arrays, the
-other arguments' values, number of cores, target.
+other arguments' values, the globals that the kernel reads, number of cores, target, schedule.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from enum import Enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from types import FunctionType
 from typing import Any
 
@@ -17,15 +18,17 @@ import numpy as np
 
 from .. import passes
 from ..backend import executor, plan
-from ..ir.errors import KernelError, Loc
+from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.machine import Target
 from ..ir.machine import target as find_target
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
-from .target import default_target
+from .arguments import Arguments, Surroundings, bind_arguments
+from .gates import evaluate
+from .target import default_target, note_default_target
 from .tensor import NkiTensor
-from .trace import Arguments, as_array, bind_arguments, trace
-from .tracer import optional_tracer
+from .trace import trace
+from .tracer import Schedule, Tracer, author_error, optional_tracer
 
 __all__ = ["Compiled", "Kernel", "jit", "simulate"]
 
@@ -43,14 +46,29 @@ class Compiled:
     plan: plan.Plan
     structure: Any
 
-    def run(self, arrays: dict[str, np.ndarray]) -> Any:
+    def run(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """The kernel's result, in the structure that it returned."""
+        self._refuse_overlap(arrays)
         results = executor.run(self.plan, arrays)
         if self.structure is None:
             return None
         if isinstance(self.structure, NkiTensor):
             return results[0]
-        return type(self.structure)(results) if isinstance(self.structure, list) else tuple(results)
+        if hasattr(self.structure, "_fields"):  # a namedtuple
+            return type(self.structure)(*results)
+        return list(results) if isinstance(self.structure, list) else tuple(results)
+
+    def _refuse_overlap(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Arguments are separate buffers to the compiler: one that is written must not share memory with another."""
+        for one, other in combinations(arrays, 2) if self.plan.written_params else ():
+            written = next((name for name in (one, other) if name in self.plan.written_params), None)
+            if written and np.shares_memory(arrays[one], arrays[other]):
+                raise KernelError(
+                    "E701",
+                    f"arguments {one} and {other} share memory, and the kernel writes {written}",
+                    limit="separate memory",
+                    hint="pass a copy of one, or the whole array once",
+                )
 
 
 class Kernel:
@@ -67,13 +85,18 @@ class Kernel:
         cores: int = 1,
         grid: bool = False,
         cache: dict | None = None,
-        schedule: tuple = (),
+        schedule: Schedule = (),
     ) -> None:
+        functools.update_wrapper(self, function)
         self.function, self._target, self.cores, self._grid = function, target, cores, grid
         self._cache: dict[Any, Compiled] = {} if cache is None else cache
         self.schedule = schedule
         self.__name__: str = function.__name__
-        functools.update_wrapper(self, function)
+
+    def _changed(self, **changes: Any) -> Kernel:
+        """The same kernel, otherwise launched. It shares the cache, whose keys say how."""
+        state = {"target": self._target, "cores": self.cores, "grid": self._grid, "schedule": self.schedule}
+        return Kernel(self.function, cache=self._cache, **(state | changes))
 
     @property
     def target(self) -> Target:
@@ -82,28 +105,64 @@ class Kernel:
     def __getitem__(self, cores: Any) -> Kernel:
         """`kernel[n]`: the same kernel on n cores of a pair."""
         number = cores[0] if isinstance(cores, (tuple, list)) and len(cores) == 1 else cores
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= self.target.max_cores:
-            code = self.function.__code__
-            raise KernelError(
+        if isinstance(number, bool) or not hasattr(number, "__index__") or not 1 <= number <= self.target.max_cores:
+            raise author_error(
                 "E701",
                 f"{self.__name__}[{cores!r}]",
-                loc=Loc(code.co_filename, code.co_firstlineno),
                 limit=f"1 to {self.target.max_cores} cores",
                 actual=cores,
-                hint="a logical core of this target has at most two physical cores",
+                hint=f"a logical core has {self.target.max_cores} physical cores: write {self.__name__}[2](...)",
             )
-        return Kernel(self.function, self._target, number, True, self._cache, self.schedule)
+        return self._changed(cores=number.__index__(), grid=True)
 
     def with_target(self, name: str) -> Kernel:
         """The same kernel for another target (gen3 or trn2, gen4 or trn3)."""
         find_target(name)
-        return Kernel(self.function, name, self.cores, self._grid, self._cache, self.schedule)
+        return self._changed(target=name)
+
+    def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
+        """The same kernel with more order: [(consumer, producer or list of producers), ...], named by `name=`.
+
+        A consumer runs after its producers, which stand before it in the kernel. raises: KernelError E701, E802.
+        """
+        try:
+            pairs = [(consumer, (producers,) if isinstance(producers, str) else producers) for consumer, producers in edges]
+            schedule: Schedule = tuple((consumer, producer) for consumer, producers in pairs for producer in producers)
+            is_named = all(isinstance(name, str) for edge in schedule for name in edge)
+        except (TypeError, ValueError):
+            is_named = False
+        if not is_named:
+            limit = "[(consumer, producer or list of producers), ...], all names"
+            raise author_error("E701", f"schedule {edges!r}", limit=limit, actual=edges)
+        return self._changed(schedule=(*self.schedule, *schedule))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if optional_tracer() is not None:  # called from a kernel: inlined, on the cores of the caller
-            return self.function(*args, **kwargs)
+        tracer = optional_tracer()
+        if tracer is not None:
+            return self._inlined(tracer, args, kwargs)
+        if self._target is None:
+            note_default_target()
         arguments = bind_arguments(self.function, args, kwargs)
-        return self._compiled(arguments).run(dict(arguments.arrays))
+        return self._compiled(arguments).run(arguments.arrays)
+
+    def _inlined(self, tracer: Tracer, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Called from a kernel: part of that kernel, on its cores, with the gates of both."""
+        if self._grid and self.cores != tracer.cores:
+            raise author_error(
+                "E701",
+                f"{self.__name__}[{self.cores}] in a kernel that runs on {tracer.cores} core{'s'[: tracer.cores > 1]}",
+                limit="the cores of the calling kernel",
+                actual=self.cores,
+                hint=f"call {self.__name__}(...) without brackets",
+            )
+        try:
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+        except TypeError as error:
+            raise author_error("E701", f"{self.__name__}: {error}", limit=str(inspect.signature(self.function))) from None
+        bound.apply_defaults()
+        tracer.gates += evaluate(self.function, bound.arguments, tracer.cores)
+        tracer.schedule += self.schedule
+        return self.function(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Compile for these arguments without running."""
@@ -111,45 +170,31 @@ class Kernel:
 
     def trace(self, *args: Any, **kwargs: Any) -> Module:
         """The module of stage trace, unchecked gates included."""
-        return trace(self.function, bind_arguments(self.function, args, kwargs), self.target, self.cores, self._grid)[0]
+        return self._traced(bind_arguments(self.function, args, kwargs))[0]
+
+    def _traced(self, arguments: Arguments) -> tuple[Module, Any]:
+        return trace(self.function, arguments, self.target, self.cores, self._grid, self.schedule)
+
+    @functools.cached_property
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(self.function)
 
     def _compiled(self, arguments: Arguments) -> Compiled:
-        key = _key({name: arguments.values[name] for name in arguments.values})
-        full = None if key is None else (key, self.target.name, self.cores, self._grid)
-        if full is not None and full in self._cache:
-            return self._cache[full]
-        module, structure = trace(self.function, arguments, self.target, self.cores, self._grid)
+        state = (self.target.name, self.cores, self._grid, self.schedule)
+        key = (arguments.signature, self._surroundings.signature(), *state)
+        if arguments.signature is not None and key in self._cache:
+            return self._cache[key]
+        module, structure = self._traced(arguments)
         modules = {Stage.TRACE: module}
         modules[Stage.PENGUIN] = run_passes(module, TO_PENGUIN)
         modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
         compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure)
-        if full is not None:
-            self._cache[full] = compiled
+        if arguments.signature is not None:
+            self._cache[key] = compiled
         return compiled
 
     def __repr__(self) -> str:
         return f"Kernel({self.__name__})"
-
-
-def _key(value: Any) -> Any:
-    """What an argument contributes to the signature; None where it cannot be told apart from a changed one."""
-    array = as_array(value)
-    if array is not None:
-        return ("array", array.shape, array.dtype.str, array.dtype.name)
-    if isinstance(value, dict):
-        items = [(key, _key(item)) for key, item in value.items()]
-        return None if any(key is None for _, key in items) else ("dict", tuple(items))
-    if isinstance(value, (tuple, list)):
-        keys = [_key(item) for item in value]
-        return None if any(key is None for key in keys) else (type(value), tuple(keys))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = _key({name: item for name, item in vars(value).items()}) if hasattr(value, "__dict__") else None
-        return None if fields is None else (type(value), fields)
-    if value is None or isinstance(value, (bool, int, str, bytes, Enum, type, FunctionType, np.dtype)):
-        return (type(value), value)
-    if isinstance(value, (float, np.generic)):
-        return (type(value), repr(value))
-    return None
 
 
 def jit(
@@ -161,7 +206,7 @@ def jit(
     options of other tool chains (mode, ...) are accepted and mean nothing here; unknown ones raise E701.
     """
     if unknown := [key for key in options if key not in _IGNORED]:
-        raise KernelError(
+        raise author_error(
             "E701", f"jit has no option {unknown[0]}", limit=f"target, {', '.join(sorted(_IGNORED))}", actual=unknown[0]
         )
     if function is None:
@@ -169,7 +214,7 @@ def jit(
     if isinstance(function, Kernel):
         return function
     if not isinstance(function, FunctionType):
-        raise KernelError("E701", f"jit of {function!r}", limit="a Python function", actual=type(function).__name__)
+        raise author_error("E701", f"jit of {function!r}", limit="a Python function", actual=type(function).__name__)
     name = target or platform_target
     if name is not None:
         find_target(name)

@@ -23,7 +23,7 @@ from .operators import HANDLES
 from .registers import dynamic_range, fori_loop, while_loop
 from .target import current_target
 from .tensor import NkiTensor, as_address, new_view
-from .tracer import author_error, author_loc, current, located
+from .tracer import author_error, current, located
 
 # --- memory regions and dtypes -----------------------------------------------------------------------------------
 
@@ -39,20 +39,32 @@ globals().update(HANDLES)
 tensor = NkiTensor
 
 
+def _region(buffer: Any) -> Space:
+    if not isinstance(buffer, Space) or buffer is Space.REGISTER:
+        raise author_error(
+            "E701",
+            f"buffer {buffer!r}",
+            limit="nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm",
+            actual=repr(buffer),
+            hint="the regions are objects of nl, not their names",
+        )
+    return buffer
+
+
 def is_hbm(buffer: Space) -> builtins.bool:
-    return buffer.is_hbm
+    return _region(buffer).is_hbm
 
 
 def is_on_chip(buffer: Space) -> builtins.bool:
-    return buffer.is_on_chip
+    return _region(buffer).is_on_chip
 
 
 def is_psum(buffer: Space) -> builtins.bool:
-    return buffer is Space.PSUM
+    return _region(buffer) is Space.PSUM
 
 
 def is_sbuf(buffer: Space) -> builtins.bool:
-    return buffer is Space.SBUF
+    return _region(buffer) is Space.SBUF
 
 
 class _TileSize:
@@ -109,11 +121,7 @@ ndarray = _Ndarray("ndarray", (), {"__doc__": """A new tensor with undefined con
 
 def _allocate(shape: Sequence[int], dtype: Any, buffer: Space, name: str, address: Any = None) -> NkiTensor:
     tracer = current("nl.ndarray")
-    if not isinstance(buffer, Space) or buffer is Space.REGISTER:
-        raise author_error(
-            "E701", f"buffer {buffer!r}", limit="nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm", actual=repr(buffer)
-        )
-    sizes = _sizes(shape, buffer)
+    sizes = _sizes(shape, _region(buffer))
     place = located(as_address, address, buffer)
     return new_view(tracer.new_tensor(sizes, located(as_dtype, dtype), buffer, name or "", place))
 
@@ -175,21 +183,29 @@ def empty_like(x: NkiTensor, dtype: Any = None, buffer: Space | None = None, nam
 
 def shared_constant(value: Any) -> NkiTensor:
     """A shared HBM tensor with contents known while tracing: a NumPy array, or the path of a .npy file."""
-    tracer = current("nl.shared_constant")
     if isinstance(value, (str, os.PathLike)):
         try:
             value = np.load(value)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise author_error(
                 "E706", f"shared_constant: {error}", actual=str(value), limit="a readable .npy file"
             ) from None
-    array = np.ascontiguousarray(value)
+    if not isinstance(value, np.ndarray) or value.size == 0 or value.ndim == 0:
+        raise author_error(
+            "E701",
+            f"shared_constant: {type(value).__name__} of shape {getattr(value, 'shape', None)}",
+            limit="a NumPy array of one dimension or more with elements, or the path of one",
+            actual=type(value).__name__,
+        )
+    return _constant(value, located(as_dtype, value.dtype))
+
+
+def _constant(array: np.ndarray, kind: Dtype, default_name: str | None = None) -> NkiTensor:
+    tracer = current("nl.shared_constant")
     place = tracer.place()
-    name = tracer.claim_name(place.assigned_name() or "constant", place.loc, explicit=False)
-    constant = Tensor(
-        name, located(as_dtype, array.dtype), array.shape, Space.SHARED_HBM, data=array.tobytes(), loc=place.loc
-    )
-    return new_view(tracer.share(constant))
+    name = tracer.claim_name(default_name or place.assigned_name() or "constant", place.loc, explicit=False)
+    data = array.astype(kind.storage).tobytes()  # in this machine's byte order
+    return new_view(tracer.share(Tensor(name, kind, array.shape, Space.SHARED_HBM, data=data, loc=place.loc)))
 
 
 def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor | None = None) -> NkiTensor:
@@ -198,12 +214,15 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
     kind = located(as_dtype, dtype if dst is None else dst.dtype)
     if dst is None and (n, kind) in tracer.identities:
         return tracer.identities[n, kind]
-    identity = shared_constant(np.eye(n).astype(kind.storage))
-    tile = dst if dst is not None else _allocate((n, n), kind, Space.SBUF, "")
-    FUNCTIONS["dma_copy"](dst=tile, src=identity)
+    size = _sizes((n, n), Space.SBUF)[0]
+    identity = np.eye(size).astype(kind.storage)
+    if kind.is_packed or not np.array_equal(identity.astype(np.float32), np.eye(size)):
+        raise author_error("E704", f"an identity of {kind}", limit="a dtype with 0 and 1", actual=kind)
+    tile = dst if dst is not None else _allocate((size, size), kind, Space.SBUF, "")
+    FUNCTIONS["dma_copy"](dst=tile, src=_constant(identity, kind, "identity_matrix"))
     # A tile of a loop body ends with the loop, so only tiles outside loops are kept.
-    if dst is None and tracer.depth == 0:
-        tracer.identities[n, kind] = tile
+    if dst is None and not tracer.is_in_loop:
+        tracer.identities[size, kind] = tile
     return tile
 
 
@@ -212,18 +231,19 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
 
 def ds(start: int, size: int) -> slice:
     """`t[:, nl.ds(start, size)]` is `t[:, start:start + size]`."""
-    if not hasattr(start, "__index__"):
-        raise author_error(
-            "E301",
-            f"ds: start {start!r}",
-            limit="ints known while tracing",
-            hint="a start known only at run time is ap(scalar_offset=...) or select()",
-        )
-    return slice(start.__index__(), start.__index__() + size)
+    for what, number in (("start", start), ("size", size)):
+        if not hasattr(number, "__index__"):
+            raise author_error(
+                "E301",
+                f"ds: {what} {number!r}",
+                limit="ints known while tracing",
+                hint="a start known only at run time is ap(scalar_offset=...) or select()",
+            )
+    return slice(start.__index__(), start.__index__() + size.__index__())
 
 
 # Loops over these run as Python; the public names are deprecated aliases of range.
-affine_range = sequential_range = static_range = range
+range = affine_range = sequential_range = static_range = builtins.range
 
 
 def program_id(axis: int = 0) -> int:
@@ -258,7 +278,7 @@ def no_reorder() -> AbstractContextManager[None]:
     return current("nl.no_reorder").no_reorder()
 
 
-_GONE = {
+_GONE = {  # in NKI 0.2
     "arange": "index with slices and nl.ds",
     "mgrid": "index with slices and nl.ds",
     "par_dim": "the first dimension is the partition",
@@ -266,6 +286,25 @@ _GONE = {
     "loop_reduce": "accumulate with nisa.tensor_tensor or in PSUM",
     "spmd_dim": "launch with kernel[n](...)",
     "nc": "launch with kernel[n](...)",
+}
+
+_INSTEAD = {  # functions that call one or more instructions, which are not modelled
+    "load": "nisa.dma_copy(dst=tile, src=...)",
+    "store": "nisa.dma_copy(dst=..., src=tile)",
+    "load_transpose2d": "nisa.dma_transpose, or nisa.dma_copy and nisa.nc_transpose",
+    "matmul": "nisa.nc_matmul into a PSUM tile",
+    "transpose": "nisa.nc_transpose",
+    "softmax": "nisa.tensor_reduce, nisa.activation(op=nl.exp) and nisa.tensor_scalar",
+    "rms_norm": "nisa.activation(op=nl.square), nisa.tensor_reduce and nisa.tensor_scalar",
+    "sum": "nisa.tensor_reduce(op=nl.add)",
+    "max": "nisa.tensor_reduce(op=nl.maximum)",
+    "min": "nisa.tensor_reduce(op=nl.minimum)",
+    "mean": "nisa.tensor_reduce(op=nl.add) and a scale",
+    "divide": "nisa.reciprocal, or nisa.activation(op=nl.reciprocal), and a multiply: the hardware has no division",
+    "where": "nisa.tensor_copy_predicated",
+    "broadcast_to": "the view method broadcast()",
+    "expand_dims": "the view method expand_dim()",
+    "gather_flattened": "nisa.dma_copy from a view with vector_select()",
 }
 
 __all__ = [
@@ -293,6 +332,7 @@ __all__ = [
     "program_id",
     "program_ndim",
     "psum",
+    "range",
     "sbuf",
     "sequential_range",
     "shared_constant",
@@ -311,6 +351,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _GONE:
-        raise AttributeError(f"nl.{name} was removed in NKI 0.2: {_GONE[name]} ({author_loc()})")
+        raise AttributeError(f"nl.{name} was removed in NKI 0.2: {_GONE[name]}")
+    if name in _INSTEAD:
+        raise AttributeError(f"nl.{name} is not modelled: write {_INSTEAD[name]}")
     close = get_close_matches(name, __all__, 1)
     raise AttributeError(f"nki.language has no {name}" + (f"; did you mean {close[0]}?" if close else ""))

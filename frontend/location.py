@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from functools import cache
+from functools import cache, lru_cache
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -27,13 +28,15 @@ def is_own(filename: str) -> bool:
 class Place:
     """The frames of one call into the compiler, innermost author's frame first, up to the kernel's own."""
 
-    __slots__ = ("frames", "loc", "loops")
+    __slots__ = ("body", "frames", "loc", "loops")
 
     def __init__(self, frames: list[FrameType]) -> None:
         self.frames = frames
         lines = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
         self.loc = Loc(*lines[0], callers=tuple(lines[1:])) if lines else None
         self.loops = tuple(tag for frame in reversed(frames) for tag in _loop_tags(frame))
+        # Where the running line is the head of a loop: the lines of that loop.
+        self.body = _heads(frames[0].f_code).get(frames[0].f_lineno) if frames else None
 
     def assigned_name(self) -> str | None:
         """`t` when the author's line is `t = nl.ndarray(...)`."""
@@ -43,8 +46,16 @@ class Place:
         return _targets(frame.f_code).get(frame.f_lineno)
 
     def in_while_test(self) -> bool:
-        """Is the running line the condition of a `while`?"""
+        """Is the running line `while x:`, where x is one value? (`and`, `or`, `not` ask several times or turn it round.)"""
         return bool(self.frames) and self.frames[0].f_lineno in _while_tests(self.frames[0].f_code)
+
+    def has_inside(self, other: Place) -> bool:
+        """May `other` be in the body of the loop whose head is here?"""
+        if not self.frames or self.frames[0].f_code.co_flags & CO_GENERATOR:  # a generator steps aside for its consumer
+            return True
+        if self.frames[0] not in other.frames:
+            return False
+        return self.body is None or self.frames[0].f_lineno in self.body
 
     def loop_variable(self) -> str | None:
         """`i` when the author's line is `for i in ...`."""
@@ -69,9 +80,8 @@ def here(kernel: CodeType | None) -> Place:
     return Place(frames)
 
 
-@cache
-def _tree(filename: str) -> ast.Module | None:
-    source = "".join(linecache.getlines(filename))
+@lru_cache(maxsize=64)
+def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError):
@@ -81,7 +91,8 @@ def _tree(filename: str) -> ast.Module | None:
 @cache
 def _function(code: CodeType) -> ast.AST | None:
     """The syntax of the function that `code` is the body of (None for lambdas, comprehensions, unknown source)."""
-    tree = _tree(code.co_filename)
+    linecache.checkcache(code.co_filename)  # a file may have changed since another function of it was read
+    tree = _parsed("".join(linecache.getlines(code.co_filename)))
     if tree is None:
         return None
     for node in ast.walk(tree):
@@ -107,14 +118,32 @@ def _targets(code: CodeType) -> dict[int, str]:
 
 @cache
 def _while_tests(code: CodeType) -> frozenset[int]:
-    """Lines of the conditions of `while` statements."""
+    """Lines of the conditions of `while` statements that ask for one value."""
     node = _function(code)
     return frozenset(
         line
         for child in (ast.walk(node) if node is not None else ())
-        if isinstance(child, ast.While)
-        for line in range(child.test.lineno, (child.test.end_lineno or child.test.lineno) + 1)
+        if isinstance(child, ast.While) and not isinstance(child.test, (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp))
+        for line in _lines(child.test)
     )
+
+
+@cache
+def _heads(code: CodeType) -> dict[int, range]:
+    """Line of the head of a `while` or `for` -> all lines of the loop, without its `else`."""
+    node = _function(code)
+    heads = {}
+    for child in ast.walk(node) if node is not None else ():
+        if isinstance(child, (ast.While, ast.For)):
+            last = child.body[-1]
+            head = child.test if isinstance(child, ast.While) else child.iter
+            lines = range(child.lineno, (last.end_lineno or last.lineno) + 1)
+            heads.update(dict.fromkeys(range(child.lineno, _lines(head).stop), lines))
+    return heads
+
+
+def _lines(node: ast.expr) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 @cache

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import cache
 
 from ..ir.machine import NCVersion, Target, target
 from .tracer import optional_tracer
 
-__all__ = ["current_target", "default_target", "get_nc_sub_version", "get_nc_version"]
+__all__ = ["current_target", "default_target", "get_nc_sub_version", "get_nc_version", "note_default_target"]
 
 DEFAULT_TARGET = "gen3"
+_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 
 
 def default_target() -> Target:
     """The target where none is given: NEURON_PLATFORM_TARGET_OVERRIDE, else gen3 (trn2)."""
-    return target(os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or DEFAULT_TARGET)
+    return target(os.environ.get(_VARIABLE) or DEFAULT_TARGET)
+
+
+def note_default_target() -> None:
+    """Say once, on stderr, which target is used where nobody chose one."""
+    if not os.environ.get(_VARIABLE):
+        _say_default()
+
+
+@cache
+def _say_default() -> None:
+    print(f"opennki: no target given, {default_target()} is used; {_VARIABLE} chooses another", file=sys.stderr)
 
 
 def current_target() -> Target:

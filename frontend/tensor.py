@@ -162,6 +162,13 @@ class NkiTensor:
     def __bool__(self) -> bool:
         return True
 
+    # A view is immutable: the copy of a kernel's object holds the same tensor.
+    def __copy__(self) -> NkiTensor:
+        return self
+
+    def __deepcopy__(self, memo: object) -> NkiTensor:
+        return self
+
     def __setitem__(self, key: Any, value: Any) -> None:
         raise author_error(
             "E803",
@@ -177,7 +184,10 @@ class NkiTensor:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_arithmetic
     __matmul__ = __rmatmul__ = __pow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
-    __and__ = __or__ = __xor__ = __mod__ = __floordiv__ = _no_arithmetic
+    __rpow__ = __pos__ = __abs__ = __invert__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _no_arithmetic
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _no_arithmetic
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _no_arithmetic
+    __array_ufunc__ = None  # NumPy numbers leave the operators to this class
 
     def __repr__(self) -> str:
         return f"NkiTensor({self.name}: {self.dtype}{list(self.shape)} @{self.buffer.value})"
@@ -210,12 +220,12 @@ def as_address(address: Any, space: Space) -> Address | None:
     if address is None:
         return None
     if not (
-        isinstance(address, (tuple, list)) and len(address) == 2 and all(isinstance(a, int) and a >= 0 for a in address)
+        isinstance(address, (tuple, list)) and len(address) == 2 and all(hasattr(a, "__index__") and a >= 0 for a in address)
     ):
         raise KernelError(
             "E203", f"address {address!r}", limit="(start partition, byte in the partition)", actual=address
         )
-    partition, byte = address
+    partition, byte = (number.__index__() for number in address)
     if not space.is_on_chip:
         raise KernelError("E203", f"address of a tensor in {space}", limit="sbuf or psum")
     if partition not in (0, 32, 64, 96):

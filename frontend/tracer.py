@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import count
 from types import CodeType
 from typing import Any
 
@@ -20,19 +22,24 @@ from ..ir.machine import Space, Target
 from ..ir.table import check_instruction
 from .location import Place, here
 
-__all__ = ["Tracer", "author_error", "current", "located", "optional_tracer", "tracing"]
+__all__ = ["Schedule", "Tracer", "author_error", "author_loc", "current", "located", "optional_tracer", "tracing"]
+
+Schedule = tuple[tuple[str, str], ...]  # (consumer, producer): names of instructions
 
 _CURRENT: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
 
-class _Scope:
-    """The tensors and statements of a core or of a loop body, while it grows."""
+@dataclass
+class Scope:
+    """The tensors and statements of a core or of a loop body, while it grows.
 
-    def __init__(self, place: Place | None = None, condition: object = None) -> None:
-        self.place = place  # of the loop
-        self.condition = condition  # what a `while` asks for: (register, line)
-        self.tensors: list[Tensor] = []
-        self.body: list[Statement] = []
+    place: of the loop. register: what a `while` asks for.
+    """
+
+    place: Place | None = None
+    register: Tensor | None = None
+    tensors: list[Tensor] = field(default_factory=list)
+    body: list[Statement] = field(default_factory=list)
 
 
 class Tracer:
@@ -40,22 +47,29 @@ class Tracer:
 
     core, cores: number of this core and of all; grid: whether the kernel was launched with brackets.
     shared:      shared HBM tensors and constants by name, common to the cores of the launch.
+    schedule:    orders that the author asked for by name.
     """
 
     def __init__(
-        self, code: CodeType, target: Target, core: int, cores: int, grid: bool, shared: dict[str, Tensor]
+        self,
+        code: CodeType,
+        target: Target,
+        core: int,
+        cores: int,
+        grid: bool,
+        shared: dict[str, Tensor],
+        schedule: Schedule = (),
     ) -> None:
         self.code, self.target, self.core, self.cores, self.grid = code, target, core, cores, grid
-        self.shared = shared
+        self.shared, self.schedule = shared, schedule
         self.gates: list[Gate] = []
         self.identities: dict[tuple[int, str], Any] = {}  # shared_identity_matrix: one tile a size and dtype
-        self._scopes = [_Scope()]
+        self._scopes = [Scope()]
         self._names: set[str] = set()
-        self._labels: set[str] = set()
+        self._labels: dict[str, tuple[Scope, int]] = {}  # where each named instruction is
         self._gone: set[str] = set()  # tensors of loop bodies that have ended
-        self._ordered: list[
-            int
-        ] = []  # no_reorder: index of the last instruction under each open block, -1 at its start
+        self._keeps_order = 0  # open blocks of no_reorder
+        self._latest = -1  # of the instructions under them, as an index of the open scope
 
     # --- places -----------------------------------------------------------------------------------------------
 
@@ -66,6 +80,8 @@ class Tracer:
 
     def claim_name(self, wanted: str, loc: Loc | None, explicit: bool) -> str:
         """A tensor name that is free: the wanted one, or with #2, #3... behind it unless the author gave it."""
+        if not isinstance(wanted, str) or any(sign in wanted for sign in '"\n'):
+            raise KernelError("E602", f"name {wanted!r}", loc=loc, limit="text in one line, without quotes", actual=wanted)
         if wanted not in self._names:
             self._names.add(wanted)
             return wanted
@@ -101,7 +117,7 @@ class Tracer:
         tensor = Tensor(unique, dtype, shape, space, address, loc=place.loc)
         if space is Space.SHARED_HBM:
             return self.share(tensor)
-        self._scopes[-1].tensors.append(tensor)
+        self.open_scope.tensors.append(tensor)
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
@@ -126,111 +142,165 @@ class Tracer:
     def emit(self, instr: Instruction) -> int:
         """Check and record an instruction at the author's line; returns its index in the open scope."""
         place = self.place()
+        self._check_still_inside(place)
         instr = replace(instr, loc=place.loc, loops=place.loops)
-        if instr.label is not None:
-            if instr.label in self._labels:
-                raise KernelError(
-                    "E602",
-                    f"the instruction name {instr.label!r} is used twice",
-                    loc=place.loc,
-                    actual=instr.label,
-                    hint="names are unique in a kernel",
-                )
-            self._labels.add(instr.label)
-        self._check_visible(instr)
+        for name, operand in instr.operands.items():
+            self.check_visible(operand, f"{instr.op} `{name}`")
         check_instruction(instr, self.target)
-        scope = self._scopes[-1].body
-        scope.append(instr)
-        index = len(scope) - 1
-        if self._ordered:
-            if self._ordered[-1] >= 0:
-                self.order(index, self._ordered[-1])
-            self._ordered[-1] = index
+        scope = self.open_scope
+        if instr.label is not None:
+            self._claim_label(instr.label, place.loc)
+            self._labels[instr.label] = (scope, len(scope.body))
+            asked = (producer for consumer, producer in self.schedule if consumer == instr.label)
+            instr = replace(instr, after=tuple(dict.fromkeys(asked)))
+        scope.body.append(instr)
+        index = len(scope.body) - 1
+        if self._keeps_order:
+            if self._latest >= 0:
+                self.order(scope, index, self._latest)
+            self._latest = index
         return index
 
-    def _check_visible(self, instr: Instruction) -> None:
-        """Tensors of a loop body are gone after the loop."""
-        for name, operand in instr.operands.items():
-            if isinstance(operand, View) and operand.tensor.name in self._gone:
+    def _claim_label(self, label: str, loc: Loc | None) -> None:
+        if not isinstance(label, str):
+            raise KernelError("E105", f"name {label!r}", loc=loc, limit="a string", actual=type(label).__name__)
+        if label in self._labels:
+            raise KernelError(
+                "E602",
+                f"the instruction name {label!r} is used twice",
+                loc=loc,
+                actual=label,
+                hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
+            )
+
+    def check_visible(self, operand: Operand | None, what: str) -> None:
+        """Tensors and registers of a loop body are gone after the loop."""
+        if not isinstance(operand, View):
+            return
+        self.check_visible(operand.index, f"{what}: its index")
+        if operand.tensor.name in self._gone:
+            raise author_error(
+                "E802",
+                f"{what}: %{operand.tensor.name} belongs to a loop that has ended",
+                operand=str(operand.tensor),
+                limit="tensors and registers of a loop body live in the body",
+                hint="create it before the loop to keep its contents",
+            )
+
+    # --- order that the author asks for ---------------------------------------------------------------------------
+
+    def order(self, scope: Scope, later: int, earlier: int) -> None:
+        """Instruction `later` of a scope runs after `earlier`."""
+        first, instr = scope.body[earlier], scope.body[later]
+        assert isinstance(first, Instruction) and isinstance(instr, Instruction)
+        label = first.label or next(name for n in count(1) if (name := f"#{n}") not in self._labels)
+        if first.label is None:
+            scope.body[earlier] = replace(first, label=label)
+            self._labels[label] = (scope, earlier)
+        if label not in instr.after:
+            scope.body[later] = replace(instr, after=(*instr.after, label))
+
+    def _check_schedule(self) -> None:
+        """Both ends of every edge exist, in one loop body, the producer first."""
+        for consumer, producer in self.schedule:
+            for label in (consumer, producer):
+                if label not in self._labels:
+                    close = get_close_matches(label, list(self._labels), 1)
+                    raise KernelError(
+                        "E602",
+                        f"schedule: no instruction is named {label!r}",
+                        loc=Loc(self.code.co_filename, self.code.co_firstlineno),
+                        limit=", ".join(self._labels) or "instructions with name=",
+                        actual=label,
+                        hint=f"did you mean {close[0]!r}?" if close else "give the instruction a name=",
+                    )
+            (scope, later), (other, earlier) = self._labels[consumer], self._labels[producer]
+            if scope is not other or earlier >= later:
+                instr = scope.body[later]
                 raise KernelError(
                     "E802",
-                    f"{instr.op} `{name}`: %{operand.tensor.name} belongs to a loop that has ended",
-                    loc=instr.loc,
-                    operand=str(operand.tensor),
-                    hint="create the tensor before the loop to keep its contents",
+                    f"schedule: {consumer!r} after {producer!r}"
+                    + (", which comes later in the kernel" if scope is other else ", across the border of a dynamic loop"),
+                    loc=instr.loc if isinstance(instr, Instruction) else None,
+                    limit="a producer that comes before its consumer, in the same loop body",
+                    hint="queues run in program order: move the producer's line",
                 )
-
-    @property
-    def depth(self) -> int:
-        """How many dynamic loops are open."""
-        return len(self._scopes) - 1
-
-    def order(self, later: int, earlier: int) -> None:
-        """Instruction `later` of the open scope runs after `earlier`."""
-        body = self._scopes[-1].body
-        first = body[earlier]
-        assert isinstance(first, Instruction)
-        if first.label is None:
-            number = len(self._labels)
-            while f"i{number}" in self._labels:
-                number += 1
-            first = replace(first, label=f"i{number}")
-            self._labels.add(f"i{number}")
-            body[earlier] = first
-        instr = body[later]
-        assert isinstance(instr, Instruction) and first.label is not None
-        if first.label not in instr.after:
-            body[later] = replace(instr, after=(*instr.after, first.label))
-
-    def label_of(self, index: int) -> str | None:
-        instr = self._scopes[-1].body[index]
-        return instr.label if isinstance(instr, Instruction) else None
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
-        self._ordered.append(-1)
+        """A block inside a block goes on with its order."""
+        if not self._keeps_order:
+            self._latest = -1
+        self._keeps_order += 1
         try:
             yield
         finally:
-            self._ordered.pop()
+            self._keeps_order -= 1
 
     # --- dynamic loops ----------------------------------------------------------------------------------------
 
-    def innermost_while(self) -> object:
-        """The condition of the innermost open loop, None where that is no `while reg:`."""
-        return self._scopes[-1].condition
+    @property
+    def open_scope(self) -> Scope:
+        return self._scopes[-1]
 
-    def open_loop(self, place: Place, condition: object = None) -> None:
-        if self._ordered:
+    @property
+    def is_in_loop(self) -> bool:
+        return len(self._scopes) > 1
+
+    def is_open(self, scope: Scope) -> bool:
+        return any(scope is other for other in self._scopes)
+
+    def while_at(self, place: Place) -> Scope | None:
+        """The open loop that the `while` at this place opened."""
+        loops = [scope for scope in self._scopes if scope.register is not None]
+        return next((scope for scope in loops if scope.place is not None and scope.place.loc == place.loc), None)
+
+    def open_loop(self, place: Place, register: Tensor | None = None) -> Scope:
+        self._check_still_inside(place)
+        if self._keeps_order:
             raise KernelError(
                 "E802",
                 "a dynamic loop inside no_reorder",
                 loc=place.loc,
-                limit="no_reorder inside the loop body is fine",
+                limit="no loop of the machine inside the block",
+                hint="put the no_reorder block inside the loop body",
             )
-        self._scopes.append(_Scope(place, condition))
+        self._scopes.append(Scope(place, register))
+        return self.open_scope
 
-    def close_loop(self, kind: str, bounds: tuple[Operand, ...], var: Tensor | None) -> None:
-        scope = self._scopes.pop()
+    def close_loop(self, scope: Scope, kind: str, bounds: tuple[Operand, ...], var: Tensor | None) -> None:
+        if self.open_scope is not scope:
+            raise self._left_early(self.open_scope)
+        self._scopes.pop()
         place = scope.place
         assert place is not None
         self._gone.update(t.name for t in scope.tensors)
         if var is not None:
             self._gone.add(var.name)
-        self._scopes[-1].body.append(
-            Loop(kind, bounds, tuple(scope.body), var, tuple(scope.tensors), place.loops, place.loc)
+        loop = Loop(kind, bounds, tuple(scope.body), var, tuple(scope.tensors), place.loops, place.loc)
+        self.open_scope.body.append(loop)
+
+    def _check_still_inside(self, place: Place) -> None:
+        """An instruction behind the lines of an open loop shows that `break` or `return` left it."""
+        for scope in self._scopes[1:]:
+            if scope.place is not None and not scope.place.has_inside(place):
+                raise self._left_early(scope)
+
+    def _left_early(self, scope: Scope) -> KernelError:
+        return KernelError(
+            "E802",
+            "a dynamic loop is left before its end",
+            loc=scope.place.loc if scope.place else None,
+            limit="the loop ends when its count is reached or its register is 0",
+            hint="`break`, `return` and exceptions cannot leave a loop of the machine; set the register of a `while` to 0",
         )
 
     def finish(self) -> Core:
-        if len(self._scopes) != 1:
-            place = self._scopes[-1].place
-            raise KernelError(
-                "E802",
-                "the kernel ends inside a dynamic loop",
-                loc=place.loc if place else None,
-                hint="`break` and `return` cannot leave a dynamic loop",
-            )
-        scope = self._scopes[0]
+        """The program. raises: KernelError E802 for a loop that is still open, E602 and E802 for a schedule."""
+        if self.is_in_loop:
+            raise self._left_early(self.open_scope)
+        self._check_schedule()
+        scope = self.open_scope
         return Core(self.core, tuple(scope.tensors), tuple(scope.body))
 
 
