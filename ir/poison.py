@@ -26,6 +26,8 @@ import numpy as np
 from .graph import Instruction, Operand
 from .instructions.dma import DEFAULT_AXES
 from .instructions.gpsimd import PARTITIONS_PER_CORE
+from .instructions.gpsimd_gather import valid_indices
+from .instructions.gpsimd_select import kept_elements, topk_columns
 from .instructions.vector import KEEP
 from .machine import QUADRANT, MatmulPerfMode, ReduceCmd, Space
 from .table import TABLE, Param
@@ -254,3 +256,68 @@ def _keep(instr: Instruction, levels: Levels) -> Levels:
 @_rule("none")
 def _none(instr: Instruction, levels: Levels) -> Levels:
     return {}
+def _affine_used(instr: Instruction, levels: Levels) -> Levels:
+    return {"on_true_tile": np.where(kept_elements(instr), levels["on_true_tile"], CLEAN)}
+
+
+@_rule("affine_select", used=_affine_used)
+def _affine_select(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _affine_used(instr, levels)["on_true_tile"]}
+
+
+@_rule("partition_reduce")
+def _partition_reduce(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["data"].max(0, keepdims=True)}
+
+
+@_rule("sequence_bounds")
+def _sequence_bounds(instr: Instruction, levels: Levels) -> Levels:
+    """Every id may end a run, however long."""
+    return {"dst": levels["segment_ids"].max()}
+
+
+def _one_of(level: np.ndarray, axis: int) -> np.ndarray:
+    """The level of an element of which only the run knows where along `axis` it is."""
+    return join(level.min(axis, keepdims=True), level.max(axis, keepdims=True))
+
+
+def _in_snakes(level: np.ndarray) -> np.ndarray:
+    """(P, F) to (P / 16, 16 F): the elements of each 16 partitions in their order, partition after partition."""
+    groups, columns = len(level) // PARTITIONS_PER_CORE, level.shape[1]
+    return level.reshape(groups, PARTITIONS_PER_CORE, columns).swapaxes(1, 2).reshape(groups, -1)
+
+
+def _local_gather_used(instr: Instruction, levels: Levels) -> Levels:
+    """The indices that are read, one group a row, and all of the source."""
+    index = levels["index"]
+    return {**levels, "index": _in_snakes(index)[:, : valid_indices(instr, index.shape[1])]}
+
+
+@_rule("local_gather", used=_local_gather_used)
+def _local_gather(instr: Instruction, levels: Levels) -> Levels:
+    run = instr.attrs["num_elem_per_idx"]
+    index = _local_gather_used(instr, levels)["index"].repeat(PARTITIONS_PER_CORE, 0).repeat(run, 1)
+    return {"dst": np.maximum(index, _one_of(levels["src_buffer"], 1))}
+
+
+@_rule("nc_n_gather")
+def _nc_n_gather(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": np.maximum(levels["indices"], _one_of(levels["data"], 1))}
+
+
+def _topk_used(instr: Instruction, levels: Levels) -> Levels:
+    """The active elements, one group a row."""
+    return {"src": _in_snakes(levels["src"])[:, : instr.attrs["n"]]}
+
+
+@_rule("topk", shows_old=lambda instr: True, used=_topk_used)
+def _topk(instr: Instruction, levels: Levels) -> Levels:
+    """Each result depends on all of its group. Slots behind the last result are written with nobody knows what."""
+    group = _topk_used(instr, levels)["src"].max(1, keepdims=True).repeat(PARTITIONS_PER_CORE, 0)
+    columns = topk_columns(instr)
+    results = levels["val_dst"].shape[1]
+    number = np.arange(len(group))[:, None] % PARTITIONS_PER_CORE + PARTITIONS_PER_CORE * np.arange(columns)
+    written = np.where(number < results, group, np.uint8(POISON))
+    return {name: np.hstack([written, levels[name][:, columns:]]) for name in ("val_dst", "idx_dst")}
+
+

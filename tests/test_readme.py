@@ -1,6 +1,6 @@
 """README.md and docs/ir.md do what they show: Python blocks run, commands succeed and print what stands below them.
 
-`python tests/test_readme.py` writes the present output below the commands that show one (docs/ir.md: all of them).
+`python tests/test_readme.py` writes the present output below the commands of docs/ir.md.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 
 import opennki
 from opennki.frontend.cli import main
-from opennki.ir.table import TABLE
 
 ROOT = Path(opennki.__file__).parent
 SHOWS_OUTPUT = "docs/ir.md"
@@ -81,11 +80,6 @@ def test_commands_succeed_and_print_what_is_shown(document):
         output = _output(command.line)
         if command.output:
             assert output == command.output, f"{command.line}\n(python tests/test_readme.py renews it)"
-
-
-def test_the_readme_lists_the_instructions_that_there_are():
-    limits = (ROOT / "README.md").read_text().partition("- Instructions: ")[2].partition("Others raise")[0]
-    assert re.findall(r"`(\w+)`", limits) == sorted(TABLE)
 
 
 def test_the_readme_names_targets_of_the_makefile_and_folders_that_exist():
