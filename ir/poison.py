@@ -319,5 +319,3 @@ def _topk(instr: Instruction, levels: Levels) -> Levels:
     number = np.arange(len(group))[:, None] % PARTITIONS_PER_CORE + PARTITIONS_PER_CORE * np.arange(columns)
     written = np.where(number < results, group, np.uint8(POISON))
     return {name: np.hstack([written, levels[name][:, columns:]]) for name in ("val_dst", "idx_dst")}
-
-
