@@ -6,7 +6,7 @@ Sources: NKI architecture guides for Trainium/Inferentia2, Trainium2 and Trainiu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
 from .errors import KernelError, Loc
@@ -113,6 +113,8 @@ class Target:
     """The numbers of one generation.
 
     sbuf_bytes / psum_bytes: usable bytes of one partition; clocks in GHz; DMA rates in bytes/ns of one DMA engine.
+    mx_scale: the scale of quantize_mx: "doubled" (since NKI 0.5: twice the OCP one, nothing saturates) or "ocp" (before:
+              floor(log2 max) - Emax, values clipped to the largest of the format).
     """
 
     name: str
@@ -127,6 +129,7 @@ class Target:
     psum_bank_bytes: int = 2048
     registers: int = 64  # per sequencer
     hbm_bytes: int = 24 << 30  # one stack, which the two cores of a pair share
+    mx_scale: str = "doubled"
 
     @property
     def psum_bytes(self) -> int:
@@ -138,7 +141,7 @@ class Target:
         return clocks.get(engine, clocks[Engine.scalar])
 
     def __str__(self) -> str:
-        return self.version.name
+        return self.version.name if self.mx_scale == "doubled" else f"{self.version.name}_{self.mx_scale}"
 
 
 def _clocks(tensor: float, vector: float, scalar: float, gpsimd: float) -> tuple[tuple[Engine, float], ...]:
@@ -155,11 +158,13 @@ TARGETS: dict[str, Target] = {
     "gen3": Target("trn2", NCVersion.gen3, 212984, _clocks(2.4, 0.96, 1.2, 1.2), 27.2, 512, 2),
     "gen4": Target("trn3", NCVersion.gen4, 245752, _clocks(2.4, 1.2, 1.2, 1.2), 38.4, 4096, 2),
 }
+# gen4 with the MX scales of NKI 0.4 and of kernels and golden data written for it.
+TARGETS["gen4_ocp"] = replace(TARGETS["gen4"], name="trn3_ocp", mx_scale="ocp")
 _TARGET_ALIASES = {"trn2": "gen3", "trn3": "gen4"}
 
 
 def target(name: str, loc: Loc | None = None) -> Target:
-    """The Target that `name` names: gen3 = trn2, gen4 = trn3.
+    """The Target that `name` names: gen3 = trn2, gen4 = trn3, gen4_ocp = gen4 with OCP scales in quantize_mx.
 
     raises: KernelError E705; gen2 (trn1, inf2) is named by the public API but not modelled.
     """
@@ -169,7 +174,7 @@ def target(name: str, loc: Loc | None = None) -> Target:
             "E705",
             f"target {name!r} is not modelled",
             loc=loc,
-            limit="gen3 (trn2), gen4 (trn3)",
+            limit="gen3 (trn2), gen4 (trn3), gen4_ocp",
             actual=name,
             hint="set NEURON_PLATFORM_TARGET_OVERRIDE, or pass --target, to one of these",
         )

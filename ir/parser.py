@@ -45,7 +45,7 @@ from .graph import (
 from .layout import STEPS
 from .machine import Engine, Space, target
 from .printer import PSUM_BANK_BYTES
-from .table import Attr, Param, lookup
+from .table import REQUIRED, Attr, Param, lookup
 
 __all__ = ["canonical_step", "parse"]
 
@@ -425,7 +425,7 @@ class _Builder:
             if attr.name not in attrs and attr.name != "engine":
                 self.default(attr, attrs, row.name, loc)
         for param in row.operands:
-            if param.name not in operands and param.default is not None:
+            if param.name not in operands and param.default not in (None, REQUIRED):
                 operands[param.name] = param.default
         ordered = {p.name: attrs[p.name] for p in row.attrs if p.name in attrs}
         labels = tuple(self.string(child) for child in after.children) if after is not None else ()

@@ -28,6 +28,7 @@ from .instructions.dma import DEFAULT_AXES
 from .instructions.gpsimd import PARTITIONS_PER_CORE
 from .instructions.gpsimd_gather import valid_indices
 from .instructions.gpsimd_select import kept_elements, topk_columns
+from .instructions.tensor_mx import GROUP_PARTITIONS, LANES, scale_rows
 from .instructions.vector import KEEP
 from .machine import QUADRANT, MatmulPerfMode, ReduceCmd, Space
 from .table import TABLE, Param
@@ -147,7 +148,7 @@ def _transpose(instr: Instruction, levels: Levels) -> Levels:
 
 
 def _adds(instr: Instruction) -> bool:
-    return instr.attrs["accumulate"] is not False and not instr.attrs["is_transpose"]
+    return instr.attrs["accumulate"] is not False and not instr.attrs.get("is_transpose")
 
 
 def _matmul_used(instr: Instruction, levels: Levels) -> Levels:
@@ -169,18 +170,52 @@ def _matmul(instr: Instruction, levels: Levels) -> Levels:
     if instr.attrs["perf_mode"] is MatmulPerfMode.double_row:
         stationary, moving = (tile.reshape(len(tile) * 2, -1) for tile in (stationary, moving))
     product = np.maximum(stationary.max(0)[:, None], moving.max(0)[None, :])
+    return {"dst": _in_sum(instr, product, levels)}
+
+
+def _in_sum(instr: Instruction, product: np.ndarray, levels: Levels) -> np.ndarray:
+    """Levels of a matmul's dst, given those of the product."""
     if instr.attrs["accumulate"] is False:
-        return {"dst": product}
+        return product
     old = levels["dst"]
     total = np.maximum(product, np.minimum(old, POISON))
     if instr.attrs["accumulate"]:
-        return {"dst": total}
+        return total
     new = old == UNWRITTEN
     if instr.attrs["overwrites"]:
         new = np.zeros(product.shape[1], bool)
         for first, count in instr.attrs["overwrites"]:
             new[first : first + count] = True
-    return {"dst": np.where(new, product, total)}
+    return np.where(new, product, total)
+
+
+def _scales_used(levels: Levels, data: str) -> np.ndarray:
+    """Levels of the scales that an MX operand has: four rows of each quadrant, one column for each of its own."""
+    partitions, columns = levels[data].shape
+    return levels[f"{data}_scale"][scale_rows(partitions), :columns]
+
+
+def _matmul_mx_used(instr: Instruction, levels: Levels) -> Levels:
+    scales = {f"{data}_scale": _scales_used(levels, data) for data in ("stationary", "moving")}
+    return {**_matmul_used(instr, levels), **scales}
+
+
+@_rule("matmul_mx", shows_old=_adds, used=_matmul_mx_used)
+def _matmul_mx(instr: Instruction, levels: Levels) -> Levels:
+    """As matmul; of the scale tiles only the rows that hold scales are read."""
+    stationary, moving = (
+        np.maximum(levels[data].max(0), _scales_used(levels, data).max(0)) for data in ("stationary", "moving")
+    )
+    return {"dst": _in_sum(instr, np.maximum(stationary[:, None], moving[None, :]), levels)}
+
+
+@_rule("quantize_mx", shows_old=lambda instr: True)
+def _quantize_mx(instr: Instruction, levels: Levels) -> Levels:
+    """Each value depends on its whole group: 8 partitions, 4 elements. The rows of dst_scale between scales stay."""
+    src, scales = levels["src"], levels["dst_scale"].copy()
+    groups = src.reshape(len(src) // GROUP_PARTITIONS, GROUP_PARTITIONS, -1, LANES).max((1, 3))
+    scales[scale_rows(len(src))] = groups
+    return {"dst": np.repeat(groups, GROUP_PARTITIONS, axis=0), "dst_scale": scales}
 
 
 @_rule("reduce")
@@ -221,41 +256,6 @@ def _nonzero(instr: Instruction, levels: Levels) -> Levels:
     return {"dst": dst}
 
 
-@_rule("dma_copy")
-def _dma_copy(instr: Instruction, levels: Levels) -> Levels:
-    return {"dst": levels["src"]}
-
-
-@_rule("dma_transpose")
-def _dma_transpose(instr: Instruction, levels: Levels) -> Levels:
-    src = levels["src"]
-    return {"dst": src.transpose(instr.attrs["axes"] or DEFAULT_AXES[src.ndim])}
-
-
-@_rule("iota")
-def _iota(instr: Instruction, levels: Levels) -> Levels:
-    return {"dst": _highest(*(level.max() for level in levels.values()))}
-
-
-@_rule("register")
-def _register(instr: Instruction, levels: Levels) -> Levels:
-    return {"dst": _highest(*(level.max() for level in levels.values()))}
-
-
-@_rule("sendrecv")
-def _sendrecv(instr: Instruction, levels: Levels) -> Levels:
-    """`src` holds the levels of the other core's tile."""
-    return {"dst": levels["src"]}
-
-
-@_rule("keep", shows_old=lambda instr: True)
-def _keep(instr: Instruction, levels: Levels) -> Levels:
-    return {}
-
-
-@_rule("none")
-def _none(instr: Instruction, levels: Levels) -> Levels:
-    return {}
 def _affine_used(instr: Instruction, levels: Levels) -> Levels:
     return {"on_true_tile": np.where(kept_elements(instr), levels["on_true_tile"], CLEAN)}
 
@@ -319,3 +319,40 @@ def _topk(instr: Instruction, levels: Levels) -> Levels:
     number = np.arange(len(group))[:, None] % PARTITIONS_PER_CORE + PARTITIONS_PER_CORE * np.arange(columns)
     written = np.where(number < results, group, np.uint8(POISON))
     return {name: np.hstack([written, levels[name][:, columns:]]) for name in ("val_dst", "idx_dst")}
+
+
+@_rule("dma_copy")
+def _dma_copy(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["src"]}
+
+
+@_rule("dma_transpose")
+def _dma_transpose(instr: Instruction, levels: Levels) -> Levels:
+    src = levels["src"]
+    return {"dst": src.transpose(instr.attrs["axes"] or DEFAULT_AXES[src.ndim])}
+
+
+@_rule("iota")
+def _iota(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _highest(*(level.max() for level in levels.values()))}
+
+
+@_rule("register")
+def _register(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": _highest(*(level.max() for level in levels.values()))}
+
+
+@_rule("sendrecv")
+def _sendrecv(instr: Instruction, levels: Levels) -> Levels:
+    """`src` holds the levels of the other core's tile."""
+    return {"dst": levels["src"]}
+
+
+@_rule("keep", shows_old=lambda instr: True)
+def _keep(instr: Instruction, levels: Levels) -> Levels:
+    return {}
+
+
+@_rule("none")
+def _none(instr: Instruction, levels: Levels) -> Levels:
+    return {}

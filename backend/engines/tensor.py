@@ -23,23 +23,30 @@ from ..semantics import BoundOp, Run, semantics
 
 @semantics("nc_matmul")
 def nc_matmul(op: BoundOp) -> Run:
-    """accumulate False overwrites dst, True adds to it; None does either, column by column, as `overwrites` says."""
-    accumulate = op.attrs["accumulate"]
     if op.attrs["is_transpose"]:
         return lambda dst, stationary, moving: put(dst, stationary.T)
-    product = _product(op)
+    return into_psum(op, _product(op))
+
+
+def into_psum(op: BoundOp, product: Callable[..., np.ndarray]) -> Run:
+    """The run function of a matmul. product: of the operands that are only read, a new float32 (M, N) array.
+
+    accumulate False overwrites dst, True adds to it; None does either, column by column, as `overwrites` says. The old
+    content goes up to float32 and the sum is rounded to dst again at each write.
+    """
+    accumulate = op.attrs["accumulate"]
     up, down = load(op.dtype("dst")), store(op.dtype("dst"))
 
-    def overwrite(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
-        down(dst, product(stationary, moving))
+    def overwrite(dst: np.ndarray, **inputs: np.ndarray) -> None:
+        down(dst, product(**inputs))
 
-    def add(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
-        total = product(stationary, moving).reshape(dst.shape)
+    def add(dst: np.ndarray, **inputs: np.ndarray) -> None:
+        total = product(**inputs).reshape(dst.shape)
         total += up(dst)
         down(dst, total)
 
-    def mixed(dst: np.ndarray, stationary: np.ndarray, moving: np.ndarray) -> None:
-        total = product(stationary, moving)
+    def mixed(dst: np.ndarray, **inputs: np.ndarray) -> None:
+        total = product(**inputs)
         np.add(total, up(dst).reshape(total.shape), out=total, where=adds)
         down(dst, total)
 
