@@ -120,7 +120,11 @@ class _Reader:
         return kind, tuple((self.plain(key), self.read(item, f"{name}_{key}")) for key, item in parts or ())
 
     def array(self, value: Any, array: np.ndarray, name: str) -> Any:
-        dtype = as_dtype(array.dtype, self.loc)
+        try:
+            dtype = as_dtype(array.dtype, self.loc)
+        except KernelError as error:
+            error.message = f"argument {name}: {error.message}"
+            raise
         if array.ndim == 0 or array.size == 0:
             raise KernelError(
                 "E701",

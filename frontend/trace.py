@@ -140,6 +140,7 @@ def _views(structure: Any, function: Callable, params: tuple[Tensor, ...]) -> tu
                 loc=loc,
                 limit="None, a tensor, or a tuple of tensors",
                 actual=type(item).__name__,
+                hint="numbers known while tracing need no kernel; results are shared_hbm tensors",
             )
         if view.layout.dynamic is not None:
             raise KernelError(
