@@ -428,13 +428,14 @@ def _with_vector(result: Layout, receiver: Layout, index: object, dim: object, s
             actual=dim,
             hint="reshape or permute the HBM tensor so that the indexed dimension comes first",
         )
-    rows = vector_index(index, "ap with vector_offset").shape[0]  # type: ignore[attr-defined]
-    if rows < result.shape[0]:
+    # An indirect transpose takes its indices from several columns, column after column; copies check that there is one.
+    indices = prod(_operand_shape(index, "ap with vector_offset"))
+    if indices < result.shape[0]:
         raise fault(
             "E303",
-            f"ap: {result.shape[0]} rows, but vector_offset has {rows} indices",
+            f"ap: {result.shape[0]} rows, but vector_offset has {indices} indices",
             limit="an index for each row",
-            actual=rows,
+            actual=indices,
             hint="cut the pattern to the rows of the index",
         )
     return _with_index(result, receiver, "vector", index, 0, start)

@@ -115,6 +115,25 @@ def _packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) ->
         )
 
 
+def _index_column(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The rows of a gather or scatter take their indices from one column, a partition each."""
+    for name in ("dst", "src"):
+        operand = instr.operands[name]
+        if dynamic_kind(operand) != "vector":
+            continue
+        shape = operand.index.shape  # type: ignore[union-attr]
+        if prod(shape[1:]) != 1:
+            raise fail(
+                instr,
+                "E303",
+                name,
+                f"the index has shape {shape}",
+                limit="(P,1): one index a row",
+                actual=shape,
+                hint="pass one column of the index tile",
+            )
+
+
 def _no_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """DMA time comes from descriptors and bytes, not from cycles of an engine."""
     return 0.0
@@ -137,7 +156,7 @@ instruction(
         Attr("engine", Engine, Engine.unknown, doc="queue that issues a hwdge transfer: sync or scalar"),
     ),
     engines=(Engine.dma, Engine.sync, Engine.scalar),
-    checks=(_equal_count, _descriptors, _packed_as_bits),
+    checks=(_equal_count, _descriptors, _index_column, _packed_as_bits),
     cycles=_no_cycles,
     poison="dma_copy",
     formula="dst.flat[i] = src.flat[i]",
