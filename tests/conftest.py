@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import opennki.passes  # noqa: F401 -- registers the passes
+from opennki import isa as nisa
+from opennki import jit
+from opennki import language as nl
 from opennki.ir.parser import parse
 from opennki.ir.verifier import verify
 from opennki.passes.pipeline import run_passes
@@ -24,6 +29,30 @@ def check_pass() -> Callable[..., None]:
         assert str(run_passes(module, [name])) == str(parse(after))
 
     return check
+
+
+@pytest.fixture
+def on_tiles() -> Callable[..., Any]:
+    """on_tiles(emit, *arrays): what instructions leave in tiles, through the whole pipeline.
+
+    emit(*tiles) gets the arrays in SBUF and returns the tile to read back, or a list of them.
+    """
+
+    def run(emit: Callable[..., Any], *arrays: np.ndarray, target: str = "gen3") -> Any:
+        def kernel(arrays):
+            tiles = [nl.ndarray(array.shape, array.dtype) for array in arrays]
+            for tile, array in zip(tiles, arrays, strict=True):
+                nisa.dma_copy(dst=tile, src=array)
+            left = emit(*tiles)
+            tiles = left if isinstance(left, list) else [left]
+            results = [nl.ndarray(tile.shape, tile.dtype, buffer=nl.shared_hbm) for tile in tiles]
+            for result, tile in zip(results, tiles, strict=True):
+                nisa.dma_copy(dst=result, src=tile)
+            return results if isinstance(left, list) else results[0]
+
+        return jit(kernel).with_target(target)(list(arrays))
+
+    return run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
