@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +34,7 @@ from ..ir.dtypes import Dtype
 from ..ir.graph import Instruction
 from ..ir.machine import Engine, Target
 from ..ir.table import TABLE, Row
+from .random import VectorRandom
 
 __all__ = ["SEMANTICS", "BoundOp", "CoreState", "Run", "semantics"]
 
@@ -43,11 +45,18 @@ Run = Callable[..., None]
 class CoreState:
     """What an engine keeps between instructions, one object a core.
 
-    scalar_sum: float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
+    scalar_sum:    float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
+    vector_sum:    the same of the Vector engine, one for all its instructions with reduce_cmd.
+    vector_random: the generators of the Vector engine.
     """
 
     number: int
     scalar_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
+    vector_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
+
+    @cached_property
+    def vector_random(self) -> VectorRandom:
+        return VectorRandom(self.number)
 
 
 @dataclass(frozen=True)

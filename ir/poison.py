@@ -321,6 +321,89 @@ def _topk(instr: Instruction, levels: Levels) -> Levels:
     return {name: np.hstack([written, levels[name][:, columns:]]) for name in ("val_dst", "idx_dst")}
 
 
+# --- Vector engine ------------------------------------------------------------------------------------------------
+
+
+def _with_reduction(instr: Instruction, values: np.ndarray, levels: Levels) -> dict[str, np.ndarray]:
+    """dst, and reduce_res by reduce_cmd: idle of the Vector engine leaves anything in the accumulators."""
+    result = {"dst": values}
+    if "reduce_res" in instr.operands:
+        start = levels["reduce_init"] if "reduce_init" in levels else np.zeros((), np.uint8)
+        lost = instr.attrs["reduce_cmd"] is ReduceCmd.idle
+        reduced = values.max(-1, keepdims=True) if values.ndim else values
+        result["reduce_res"] = np.full((), POISON, np.uint8) if lost else np.maximum(reduced, start)
+    return result
+
+
+@_rule("accumulating")
+def _accumulating(instr: Instruction, levels: Levels) -> Levels:
+    """The accumulators are taken as clean before the instruction, as in `activation`."""
+    values = _highest(*(level for name, level in levels.items() if name != "reduce_init"))
+    return _with_reduction(instr, values, levels)
+
+
+@_rule("select")
+def _select(instr: Instruction, levels: Levels) -> Levels:
+    """Each element is on_true or on_false; which one the predicate or the bounds say."""
+    on_true = levels["on_true" if "on_true" in levels else "on_true_tile"]
+    on_false = levels["on_false"] if "on_false" in levels else np.zeros((), np.uint8)
+    choice = _highest(*(levels[name] for name in ("predicate", "bound0", "bound1") if name in levels))
+    return _with_reduction(instr, np.maximum(join(on_true, on_false), choice), levels)
+
+
+@_rule("predicated", shows_old=lambda instr: True)
+def _predicated(instr: Instruction, levels: Levels) -> Levels:
+    """Each element is the new one or the old one."""
+    src = levels["src"] if "src" in levels else np.zeros((), np.uint8)
+    return {"dst": np.maximum(join(src, levels["dst"]), levels["predicate"])}
+
+
+@_rule("scan")
+def _scan(instr: Instruction, levels: Levels) -> Levels:
+    """An element depends on all before it."""
+    return {"dst": np.maximum.accumulate(_highest(*levels.values()), axis=1)}
+
+
+@_rule("max8")
+def _max8(instr: Instruction, levels: Levels) -> Levels:
+    return {"dst": levels["src"].max(1, keepdims=True)}
+
+
+@_rule("find_index8")
+def _find_index8(instr: Instruction, levels: Levels) -> Levels:
+    """The place of a value depends on the values before it, which may be equal."""
+    vals = np.maximum.accumulate(levels["vals"], axis=1)
+    return {"dst": np.maximum(vals, levels["data"].max(1, keepdims=True))}
+
+
+@_rule("match_replace8")
+def _match_replace8(instr: Instruction, levels: Levels) -> Levels:
+    """Whether an element is replaced depends on those before it, which may be what is looked for, and on all values."""
+    data, vals = levels["data"], levels["vals"]
+    result = {"dst": np.maximum(np.maximum.accumulate(data, axis=1), vals.max(1, keepdims=True))}
+    if "dst_idx" in instr.operands:
+        after = np.maximum.accumulate(vals[:, ::-1], axis=1)[:, ::-1]
+        result["dst_idx"] = np.maximum(after, data.max(1, keepdims=True))
+    return result
+
+
+@_rule("bn_stats")
+def _bn_stats(instr: Instruction, levels: Levels) -> Levels:
+    """The counts, columns 0 and 3, depend on no element."""
+    dst = np.zeros((len(levels["data"]), 6), np.uint8)
+    for first in (0, 1):
+        dst[:, 3 * first + 1 : 3 * first + 3] = levels["data"][:, first::2].max(1, keepdims=True, initial=CLEAN)
+    return {"dst": dst}
+
+
+@_rule("bn_aggr")
+def _bn_aggr(instr: Instruction, levels: Levels) -> Levels:
+    """The sums of squares, every third element, do not reach the mean."""
+    data = levels["data"]
+    mean = np.maximum(data[:, 0::3], data[:, 1::3]).max(1)
+    return {"dst": np.stack([mean, np.maximum(mean, data[:, 2::3].max(1))], axis=1)}
+
+
 @_rule("dma_copy")
 def _dma_copy(instr: Instruction, levels: Levels) -> Levels:
     return {"dst": levels["src"]}
