@@ -209,15 +209,15 @@ def jit(
         raise author_error(
             "E701", f"jit has no option {unknown[0]}", limit=f"target, {', '.join(sorted(_IGNORED))}", actual=unknown[0]
         )
+    name = target or platform_target
+    if name is not None:
+        find_target(name)
     if function is None:
-        return functools.partial(jit, target=target, platform_target=platform_target)
+        return functools.partial(jit, target=name)
     if isinstance(function, Kernel):
         return function
     if not isinstance(function, FunctionType):
         raise author_error("E701", f"jit of {function!r}", limit="a Python function", actual=type(function).__name__)
-    name = target or platform_target
-    if name is not None:
-        find_target(name)
     return Kernel(function, name)
 
 

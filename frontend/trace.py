@@ -85,7 +85,7 @@ def _run(function: Callable, values: dict[str, Any], tracer: Tracer) -> tuple[An
         if isinstance(error, AssertionError):
             raise GateError(
                 "E401",
-                f"assert in {function.__name__}: {error or 'failed'}",
+                f"assert in {function.__name__}: {str(error) or 'it does not hold'}",
                 loc=loc,
                 hint="change the argument that the assertion is about",
             ) from error
@@ -119,8 +119,9 @@ def _origin(traceback: TracebackType | None, kernel: CodeType) -> Loc | None:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         inside = inside or code is kernel
-        if inside and not is_own(code.co_filename):
-            lines.append((code.co_filename, traceback.tb_lineno))
+        line = code.co_filename, traceback.tb_lineno
+        if inside and not is_own(code.co_filename) and lines[-1:] != [line]:  # a recursion shows once
+            lines.append(line)
         traceback = traceback.tb_next
     return Loc(*lines[-1], callers=tuple(reversed(lines[:-1]))) if lines else None
 
