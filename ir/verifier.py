@@ -106,7 +106,7 @@ def _check_order(body: tuple[Statement, ...], labels: set[str]) -> None:
 
 
 def _check_tensors(module: Module) -> None:
-    """Each tensor is in a memory that its declaration may name, and has an address inside it at stage bir."""
+    """Each tensor is in a memory that its declaration may name, fits into it, and has an address at stage bir."""
     for tensor in module.params:
         _check_space(tensor, "a parameter", (Space.SHARED_HBM, Space.HBM))
     for tensor in module.shared:
@@ -116,6 +116,7 @@ def _check_tensors(module: Module) -> None:
         own = [*core.tensors, *_loop_tensors(core.body)]
         for tensor in own:
             _check_space(tensor, f"a tensor of core {core.number}", (Space.SBUF, Space.PSUM, Space.HBM, Space.REGISTER))
+            _check_size(tensor, module.target)
         in_hbm = [tensor for tensor in (*common, *own) if tensor.space.is_hbm]
         if (total := sum(tensor.row_bytes for tensor in in_hbm)) > module.target.hbm_bytes:
             largest = max(in_hbm, key=lambda tensor: tensor.row_bytes)
@@ -151,6 +152,32 @@ def _memory_bytes(space: Space, target: Target) -> int:
     """Bytes of one partition, of all HBM, of the register file."""
     sizes = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
     return sizes.get(space, target.hbm_bytes)
+
+
+def _check_size(tensor: Tensor, target: Target) -> None:
+    """A tensor on chip that no address could fit."""
+    if not tensor.space.is_on_chip:
+        return
+    if tensor.partitions > target.partitions:
+        raise KernelError(
+            "E102",
+            f"%{tensor.name}: size of partition dimension {tensor.partitions}",
+            loc=tensor.loc,
+            operand=tensor,
+            limit=f"partitions <= {target.partitions}",
+            actual=tensor.partitions,
+            hint=f"tile the partition dimension by {target.partitions}",
+        )
+    if tensor.row_bytes > (size := _memory_bytes(tensor.space, target)):
+        raise KernelError(
+            "E201",
+            f"%{tensor.name} does not fit into {tensor.space}",
+            loc=tensor.loc,
+            operand=tensor,
+            limit=f"{size} bytes a partition",
+            actual=tensor.row_bytes,
+            hint="tile the free dimension",
+        )
 
 
 def _check_address(tensor: Tensor, target: Target) -> None:
