@@ -10,6 +10,7 @@
 import sys as _sys
 
 from .frontend import isa, language, typing
+from .frontend.aliases import install_aliases
 from .frontend.gates import Gate, gates, kernel_assert
 from .frontend.jit import Kernel, jit, simulate
 from .ir.dtypes import Dtype as dtype
@@ -27,6 +28,7 @@ __all__ = [
     "KernelError",
     "dtype",
     "gates",
+    "install_aliases",
     "isa",
     "jit",
     "kernel_assert",
