@@ -116,9 +116,27 @@ class DynamicOperand:
         return rows.reshape(self.shape)
 
     def scatter(self, values: np.ndarray, places: np.ndarray, legal: np.ndarray) -> None:
-        """Write the legal rows of `values`; of rows that meet, the last stays (their order is unpublished)."""
+        """Write the legal rows of `values`; of rows that meet, the last stays (their order is unpublished).
+
+        raises: KernelError E308 where they meet although the author said that they do not.
+        """
+        if self.instr.attrs.get("unique_indices"):
+            self._require_unique(places[legal])
         elements, at = self.elements(places, legal)
         elements[at] = values.reshape(self.rows, -1)[legal]
+
+    def _require_unique(self, places: np.ndarray) -> None:
+        numbers, counts = np.unique(places, return_counts=True)
+        if (counts > 1).any():
+            number = int(numbers[np.argmax(counts)])
+            raise KernelError(
+                "E308",
+                f"{self.instr.op} `{self.name}`: index {number} occurs {int(counts.max())} times",
+                loc=self.instr.loc,
+                limit="unique indices",
+                actual=number,
+                hint="rows that meet are not added up: merge them before, or add in several instructions",
+            )
 
     def empty(self) -> np.ndarray:
         """A stand-in for the operand: contiguous, of its dtype and pattern counts."""
@@ -133,40 +151,43 @@ def row_step(
 ) -> Callable[[], None]:
     """The step of a DMA that gathers, scatters or skips rows.
 
-    static: functions for the operands with static addresses; moving: dst, src or both. axes: of a dma_transpose.
-    Rows of the dynamic operand pair with equal parts of the other one, in row-major order.
+    static: functions for the operands with static addresses; moving: the others. axes: of a dma_transpose.
+    Rows of the dynamic operands pair with equal parts of the static ones, in row-major order.
     """
-    dst, src = moving.get("dst"), moving.get("src")
+    fetches = {name: fetch for name, fetch in static.items() if name != "dst"}
+    sources = {name: operand for name, operand in moving.items() if name != "dst"}
 
-    def step() -> None:
-        rows = np.ones(1, bool)
-        source, source_places, target_places = None, None, None
-        if src is not None:
-            source_places = src.places()
-            rows = src.legal(source_places)
-            source = src.gather(source_places, rows)
-        else:
-            source = static["src"]()
-        if dst is None:
-            target = static["dst"]()
-            moved = np.empty(target.shape, target.dtype)
-            run(dst=moved, src=source)
-            if not rows.all():
-                mask = np.broadcast_to(
-                    rows.reshape(-1, *[1] * (source.ndim - 1))
-                    if source.ndim > 1
-                    else np.repeat(rows, source.size // rows.size),
-                    source.shape,
-                )
-                moved = np.where((mask if axes is None else mask.transpose(axes)).reshape(target.shape), moved, target)
-            target[...] = moved
-            return
-        target_places = dst.places()
-        legal = dst.legal(target_places)
-        if not rows.all():  # both operands are scalar-addressed and skip: all rows of src or none
+    def read() -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The inputs, and bool[rows]: which of their rows are legal."""
+        arrays, rows = {name: fetch() for name, fetch in fetches.items()}, np.ones(1, bool)
+        for name, operand in sources.items():
+            places = operand.places()
+            legal = operand.legal(places)
+            arrays[name] = operand.gather(places, legal)
+            rows = rows & legal
+        return arrays, rows
+
+    def gather() -> None:
+        arrays, rows = read()
+        target = static["dst"]()
+        moved = np.empty(target.shape, target.dtype)
+        run(dst=moved, **arrays)
+        if not rows.all():
+            shape = arrays[next(iter(sources))].shape
+            one_each = rows.reshape(-1, *[1] * (len(shape) - 1)) if len(shape) > 1 else rows.repeat(shape[0] // rows.size)
+            mask = np.broadcast_to(one_each, shape)
+            moved = np.where((mask if axes is None else mask.transpose(axes)).reshape(target.shape), moved, target)
+        target[...] = moved
+
+    def scatter() -> None:
+        arrays, rows = read()
+        dst = moving["dst"]
+        places = dst.places()
+        legal = dst.legal(places)
+        if not rows.all():  # operands that are scalar-addressed and skip: all rows of the source or none
             legal = legal & (rows if rows.size == legal.size else rows.all())
         moved = dst.empty()
-        run(dst=moved, src=source)
-        dst.scatter(moved, target_places, legal)
+        run(dst=moved, **arrays)
+        dst.scatter(moved, places, legal)
 
-    return step
+    return scatter if "dst" in moving else gather

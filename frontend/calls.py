@@ -68,19 +68,15 @@ def _signature(row: Row) -> inspect.Signature:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = []
     optional = False
-    for param in _public(row):
-        default = _default(param)
+    for name, param in row.public.items():
+        default = _default(param if isinstance(param, Attr) else param[0])
         # Some public signatures have a required parameter behind optional ones (tensor_scalar, activation): the
         # parameters behind an optional one get a default that is refused later.
         optional = optional or default is not inspect.Parameter.empty
         if optional and default is inspect.Parameter.empty:
             default = REQUIRED
-        parameters.append(inspect.Parameter(param.name, kind, default=default))
+        parameters.append(inspect.Parameter(name, kind, default=default))
     return inspect.Signature([*parameters, inspect.Parameter("name", kind, default=None)])
-
-
-def _public(row: Row) -> list[Param | Attr]:
-    return [param for param in row.params if not (isinstance(param, Attr) and param.internal)]
 
 
 def _default(param: Param | Attr) -> Any:
@@ -117,6 +113,26 @@ def _bind(row: Row, signature: inspect.Signature, args: tuple, kwargs: dict[str,
     return bound.arguments
 
 
+def _items(row: Row, params: tuple[Param, ...], value: Any) -> list[tuple[Param, Any]]:
+    """The operands that an argument becomes, each with its value. raises: KernelError E109, E102."""
+    name = params[0].list_of
+    if not name:
+        return [(params[0], value)]
+    if not isinstance(value, (list, tuple)) or not value or any(item is None for item in value):
+        raise author_error(
+            "E109",
+            f"{row.name} `{name}`: {value!r}",
+            limit=f"a list or tuple of 1 to {len(params)} tensors",
+            actual=type(value).__name__,
+            hint="write [tensor] for one",
+        )
+    if len(value) > len(params):
+        raise author_error(
+            "E102", f"{row.name} `{name}`: {len(value)} tensors", limit=f"1 to {len(params)}", actual=len(value)
+        )
+    return list(zip(params, value, strict=False))
+
+
 def _operand(row: Row, param: Param, value: Any) -> Operand | None:
     """The IR operand of an argument. raises: KernelError E109 for anything but a tensor, register or allowed number."""
     operand = as_operand(value)
@@ -148,17 +164,18 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
         operands: dict[str, Operand] = {}
         attrs: dict[str, Any] = {}
         chosen: Engine | None = None
-        for param in _public(row):
-            value = arguments[param.name]
-            if isinstance(param, Param):
-                operand = _operand(row, param, value)
-                if operand is not None:
-                    operands[param.name] = operand
-            elif param.name == "engine":
+        for name, param in row.public.items():
+            value = arguments[name]
+            if not isinstance(param, Attr):
+                for item, given in _items(row, param, value):
+                    operand = _operand(row, item, given)
+                    if operand is not None:
+                        operands[item.name] = operand
+            elif name == "engine":
                 decoded = _attribute(row, param, value)
                 chosen = None if decoded is Engine.unknown else decoded
             else:
-                attrs[param.name] = _attribute(row, param, value)
+                attrs[name] = _attribute(row, param, value)
         attrs |= {attr.name: attr.default for attr in row.attrs if attr.internal}
         if row.canonical is not None:
             attrs = row.canonical(operands, attrs)

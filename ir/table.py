@@ -35,6 +35,7 @@ __all__ = [
     "OpAttr",
     "Param",
     "Read",
+    "ReadList",
     "ReadWrite",
     "Role",
     "Row",
@@ -76,6 +77,7 @@ class Param:
     immediate:  a Python number may stand in its place. optional: may be None.
     whole_rule: the start-partition rule of compute engines holds for it.
     dims_if:    (attribute, value, dims): other dims where the attribute has that value.
+    list_of:    the argument, a list of tensors, of which this is one item; see ReadList.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Param:
     whole_rule: bool = True
     doc: str = ""
     dims_if: tuple[str, Any, str] | None = None
+    list_of: str = ""
 
     def dims_for(self, attrs: Mapping[str, Any]) -> str:
         """The dims that hold with these attributes."""
@@ -122,6 +125,13 @@ def ReadWrite(name: str, *spaces: Space, **fields: Any) -> Param:
     return Param(name, spaces, role=Role.READ_WRITE, **fields)
 
 
+def ReadList(name: str, most: int, *spaces: Space, **fields: Any) -> tuple[Param, ...]:
+    """An argument that is a list of 1 to `most` tensors: in a row and in the IR the operands name_0, name_1, ..."""
+    return tuple(
+        Param(f"{name}_{item}", spaces, optional=item > 0, list_of=name, **fields) for item in range(most)
+    )
+
+
 REQUIRED = object()  # an attribute without default
 
 
@@ -130,8 +140,8 @@ class Attr:
     """A compile-time attribute.
 
     type: bool, int, float (takes ints too), "number" (keeps the two apart), str, an Enum class, "alu" / "activation" for
-          an operator's name, or a tuple of integers: "ints", "axes" and "cores" (an int stands for a tuple of one),
-          tuple (nested in any way). Integers have 32 bits.
+          an operator's name, a tuple of integers: "ints", "axes" and "cores" (an int stands for a tuple of one), tuple
+          (nested in any way), or "numbers", a tuple of them. Integers have 32 bits.
     internal: set by a pass, no argument of the nisa function.
     """
 
@@ -190,7 +200,10 @@ def _decode(kind: Any, value: Any) -> Any:
         items = _tuple(value)
         if isinstance(items, int):  # stands for a tuple of one
             return REQUIRED if kind == "ints" else (items,)
-        return items if all(isinstance(item, int) for item in items) else REQUIRED
+        return items if items is not REQUIRED and all(isinstance(item, int) for item in items) else REQUIRED
+    if kind == "numbers":
+        items = [_decode("number", item) for item in value] if isinstance(value, (list, tuple)) else [REQUIRED]
+        return REQUIRED if any(item is REQUIRED for item in items) else tuple(items)
     if kind is bool:
         return value if isinstance(value, bool) else REQUIRED
     if kind is int:
@@ -245,6 +258,7 @@ def _type_text(kind: Any) -> str:
         "axes": "dimension numbers",
         "cores": "core numbers",
         "number": "a number",
+        "numbers": "a list or tuple of numbers",
     }
     return texts.get(kind) or f"a value of type {kind.__name__}"
 
@@ -299,6 +313,19 @@ class Row:
     @cached_property
     def attrs(self) -> tuple[Attr, ...]:
         return tuple(p for p in self.params if isinstance(p, Attr))
+
+    @cached_property
+    def public(self) -> Mapping[str, tuple[Param, ...] | Attr]:
+        """The arguments of the nisa function, in order: an attribute, an operand, or the operands that a list becomes."""
+        arguments: dict[str, tuple[Param, ...] | Attr] = {}
+        for param in self.params:
+            if isinstance(param, Attr):
+                if not param.internal:
+                    arguments[param.name] = param
+            else:
+                name = param.list_of or param.name
+                arguments[name] = (*arguments.get(name, ()), param)  # type: ignore[misc]
+        return arguments
 
     @cached_property
     def _by_name(self) -> dict[str, Param | Attr]:

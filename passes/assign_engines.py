@@ -42,9 +42,9 @@ def queue_of(instr: Instruction) -> str:
     assert instr.engine is not None, f"{instr.op} has no engine"
     if instr.op == "sendrecv":
         return f"pipe{instr.attrs['pipe_id']}"
-    if instr.op not in ("dma_copy", "dma_transpose"):
+    if Engine.dma not in lookup(instr.op, instr.loc).engines:
         return instr.engine.name
-    dynamic = [getattr(instr.operands[name], "dynamic", None) for name in ("dst", "src")]
-    if instr.attrs["dge_mode"] is DGEMode.swdge or any(d is not None and d.kind == "vector" for d in dynamic):
+    dynamic = [getattr(operand, "dynamic", None) for operand in instr.operands.values()]
+    if instr.attrs.get("dge_mode") is DGEMode.swdge or any(d is not None and d.kind == "vector" for d in dynamic):
         return "dma2"
     return "dma1" if instr.operands["dst"].space.is_hbm else "dma0"  # type: ignore[union-attr]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ...ir.instructions.dma import DEFAULT_AXES
-from ..numerics import convert, put
+import numpy as np
+
+from ...ir.instructions.dma import DEFAULT_AXES, sources
+from ..numerics import convert, load, put, store
 from ..semantics import BoundOp, Run, semantics
 
 
@@ -18,3 +20,18 @@ def dma_copy(op: BoundOp) -> Run:
 def dma_transpose(op: BoundOp) -> Run:
     axes = op.attrs["axes"] or DEFAULT_AXES[len(op.shape("src"))]
     return lambda dst, src: put(dst, src.transpose(axes))
+
+
+@semantics("dma_compute")
+def dma_compute(op: BoundOp) -> Run:
+    """Model: the inputs add up in the order of the list, each sum rounded to float32. One input alone is rounded too."""
+    (first, up), *rest = [(name, load(op.dtype(name))) for name in sources(op.instr)]
+    down = store(op.dtype("dst"))
+
+    def run(dst: np.ndarray, **srcs: np.ndarray) -> None:
+        total = up(srcs[first])
+        for name, up_next in rest:
+            total = total + up_next(srcs[name])
+        down(dst, total)
+
+    return run

@@ -11,7 +11,21 @@ from typing import Any
 
 from ..graph import Access, Instruction, Memory, Operand, View
 from ..machine import DGEMode, Engine, NCVersion, OOBMode, Target
-from ..table import ANY, HBM, SBUF, SHARED_HBM, Attr, Read, Write, dtype_of, fail, instruction, same_dtype
+from ..table import (
+    ANY,
+    HBM,
+    SBUF,
+    SHARED_HBM,
+    Attr,
+    OpAttr,
+    Read,
+    ReadList,
+    Write,
+    dtype_of,
+    fail,
+    instruction,
+    same_dtype,
+)
 
 _DMA_MEMORIES = (SHARED_HBM, HBM, SBUF)
 
@@ -31,18 +45,18 @@ def _size(operand: Operand) -> int:
 
 
 def _equal_count(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
-    dst, src = _size(instr.operands["dst"]), _size(instr.operands["src"])
-    if dst != src:
-        shapes = [instr.operands[name].shape for name in ("dst", "src")]  # type: ignore[union-attr]
-        raise fail(
-            instr,
-            "E104",
-            "src",
-            f"{src} elements for {dst} in dst",
-            limit="equal element counts",
-            actual=f"dst {shapes[0]}, src {shapes[1]}",
-            hint="elements pair in row-major order; shapes may differ",
-        )
+    dst = _size(instr.operands["dst"])
+    for name, operand in instr.operands.items():
+        if (size := _size(operand)) != dst:
+            raise fail(
+                instr,
+                "E104",
+                name,
+                f"{size} elements for {dst} in dst",
+                limit="equal element counts",
+                actual=f"dst {instr.operands['dst'].shape}, {name} {operand.shape}",  # type: ignore[union-attr]
+                hint="elements pair in row-major order; shapes may differ",
+            )
 
 
 def _descriptors(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
@@ -117,8 +131,7 @@ def _packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) ->
 
 def _index_column(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """The rows of a gather or scatter take their indices from one column, a partition each."""
-    for name in ("dst", "src"):
-        operand = instr.operands[name]
+    for name, operand in instr.operands.items():
         if dynamic_kind(operand) != "vector":
             continue
         shape = operand.index.shape  # type: ignore[union-attr]
@@ -262,4 +275,97 @@ instruction(
     poison="dma_transpose",
     formula="dst = transpose(src, axes)",
     source="nki.isa reference: dma_transpose",
+)
+
+# --- dma_compute -----------------------------------------------------------------------------------------------
+
+
+def sources(instr: Instruction) -> list[str]:
+    """The names of a dma_compute's inputs, in order."""
+    return [name for name in instr.operands if name != "dst"]
+
+
+def _sum_alone(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The inputs are added, none of them scaled."""
+    if instr.attrs["reduce_op"] != "add":
+        actual = instr.attrs["reduce_op"]
+        raise fail(instr, "E105", "reduce_op", f"{actual} by DMA", limit="add", actual=actual)
+    scales, names = instr.attrs["scales"], sources(instr)
+    if names != [f"srcs_{number}" for number in range(len(names))]:
+        raise fail(instr, "E109", names[-1], "the inputs before it are missing", limit="srcs_0, srcs_1, ... without gaps")
+    if scales is not None and (len(scales) != len(names) or any(scale != 1 for scale in scales)):
+        raise fail(
+            instr,
+            "E105",
+            "scales",
+            f"{list(scales)} for {len(names)} inputs",
+            limit="None, or 1.0 for each input",
+            actual=list(scales),
+            hint="scale a tile with tensor_scalar before or after",
+        )
+
+
+def _same_place(one: Operand, other: Operand) -> bool:
+    if isinstance(one, View) and isinstance(other, View):
+        return one.tensor == other.tensor and one.layout == other.layout
+    return one == other
+
+
+def _read_modify_write(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Static addresses, or one indirect tensor that is added to: rows of dst in HBM (scatter) or to a tile (gather).
+
+    scatter: dst and one of two inputs are the same indirect rows. gather: one of two inputs is indirect, the other is
+    dst, in SBUF. The indices of rows are unique.
+    """
+    kinds = {name: dynamic_kind(operand) for name, operand in instr.operands.items()}
+    if scalar := next((name for name, kind in kinds.items() if kind == "scalar"), None):
+        raise fail(
+            instr,
+            "E303",
+            scalar,
+            "a scalar offset",
+            limit="a static address or a vector offset",
+            hint="add in SBUF, and move with dma_copy, which takes scalar offsets",
+        )
+    if not any(kinds.values()):
+        if instr.attrs["oob_mode"] is OOBMode.skip:
+            raise fail(instr, "E105", "oob_mode", "skip without a dynamic address", limit="a vector offset",
+                       hint="static addresses are checked when compiling; leave oob_mode out")
+        return
+    names = sources(instr)
+    if len(names) != 2:
+        raise fail(instr, "E105", names[0], f"{len(names)} inputs with a vector offset", limit="2 inputs", actual=len(names))
+    if not instr.attrs["unique_indices"]:
+        raise fail(instr, "E105", "unique_indices", "false with a vector offset", limit="true",
+                   hint="rows that meet are not added up: make the indices unique")
+    indirect = [name for name in names if kinds[name] is not None]
+    same = [name for name in names if _same_place(instr.operands[name], instr.operands["dst"])]
+    if kinds["dst"] is not None:
+        if len(indirect) != 1 or same != indirect:
+            raise fail(instr, "E105", "dst", "a scatter to other rows than those that are added to",
+                       limit="dst and one of srcs the same indirect view, the other static",
+                       hint="name the view once: rows = t.ap(...), then dst=rows, srcs=[rows, tile]")
+    elif len(indirect) != 1 or len(same) != 1 or instr.operands["dst"].space is not SBUF:  # type: ignore[union-attr]
+        raise fail(instr, "E105", "dst", "a gather that does not add to a tile",
+                   limit="dst in SBUF and one of srcs the same tile, the other indirect",
+                   hint="a gather alone is dma_copy")
+
+
+instruction(
+    "dma_compute",
+    "Add tensors while moving them, in float32; with a vector offset, add rows to a tile or a tile to rows.",
+    (
+        Write("dst", *_DMA_MEMORIES, dims="", whole_rule=False),
+        *ReadList("srcs", 16, *_DMA_MEMORIES, dims="", whole_rule=False),
+        OpAttr("reduce_op", doc="add"),
+        Attr("scales", "numbers", None, doc="1.0 for each input"),
+        Attr("unique_indices", bool, True, doc="the author's word that no two rows of a vector offset are the same"),
+        _COMMON[1],
+    ),
+    engines=(Engine.dma,),
+    checks=(_equal_count, _sum_alone, _read_modify_write, _index_column),
+    cycles=_no_cycles,
+    poison="elementwise",
+    formula="dst.flat[i] = srcs[0].flat[i] + srcs[1].flat[i] + ...",
+    source="nki.isa reference: dma_compute",
 )
