@@ -37,10 +37,10 @@ def activation_reduce(op: BoundOp) -> Run:
 @semantics("activate2")
 def activate2(op: BoundOp) -> Run:
     """dst = function(op1(op0(data, imm0), imm1)), then the accumulator, then reduce_res; no rounding in between."""
-    function = ACTIVATION[op.attrs["op"]]
-    if op.attrs["op"] != "prelu":
-        return _activation(op, _two_steps(op), function)
-    return _activation(op, _two_steps(op), _prelu, slope=_column(op, "relu_param"))
+    argument, slope = _two_steps(op), None if op.immediate("relu_param") == 0 else _column(op, "relu_param")
+    if op.attrs["op"] == "prelu" and slope is not None:
+        return _activation(op, argument, _prelu, slope)
+    return _activation(op, argument, ACTIVATION[op.attrs["op"]])  # of slope 0, prelu is relu
 
 
 def _activation(op: BoundOp, argument: Argument, function: Callable[..., np.ndarray], slope: Column | None = None) -> Run:
