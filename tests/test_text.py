@@ -551,8 +551,9 @@ TOKEN = re.compile(r'"[^"\n]*"|0x[0-9a-f]+|-?\d+(?:\.\d+)?|[%@]?[A-Za-z_][\w#]*|
 NUMBERS_TRIED = ("0", "1", "2", "-1", "3", "16", "31", "63", "64", "65", "127", "128", "129", "255", "256", "4096", "65536",
                  "2147483648", "4294967296", "99999999999", "4611686018427387903", "1.5", "inf", "nan", "0x0", "0x4", "0x800",
                  "0xffffff", "none", "true")  # fmt: skip
-OTHERS = ("[", "]", "(", ")", "{", "}", "|", ":", ",", "+", "-", "=", "*", "...", "", "\n", "\r", '"', "//", " as int32", " walk 1",
-          ".select(0, %n)", ".select(1, %n)", "[0]", "[:, 0:1]", ".ap([[64, 2], [1, 4]])", "\u00e9", "\x00")  # fmt: skip
+OTHERS = ("[", "]", "(", ")", "{", "}", "|", ":", ",", "+", "-", "=", "*", "...", "", "\n", "\r", '"', "//", " as int32",
+          " walk 1", ".select(0, %n)", ".select(1, %n)", "[0]", "[:, 0:1]", ".ap([[64, 2], [1, 4]])", "\u00e9",
+          "\x00")  # fmt: skip
 WORDS = sorted({word for text in RICH.values() for word in TOKEN.findall(text) if word[0].isalpha()})
 TENSORS = sorted({word for text in SMALL.values() for word in TOKEN.findall(text) if word[0] == "%"})
 
