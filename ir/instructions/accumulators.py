@@ -52,13 +52,13 @@ def allow_reduction(instr: Instruction, *ops: str, attr: str = "reduce_op") -> N
 
 
 def starts_with(instr: Instruction, name: str, neutral: Any = None) -> None:
-    """load_reduce wants the start value `name`, and only load_reduce takes one; `neutral` stands for none.
+    """load_reduce wants the start value `name`, and only load_reduce takes one. `neutral`: the default, which counts as none.
 
     raises: KernelError E109.
     """
     value, loads = instr.operands.get(name), instr.attrs["reduce_cmd"] is ReduceCmd.load_reduce
     given = value is not None and not (isinstance(value, (int, float)) and value == neutral)
-    if loads and value is None:
+    if loads and value is None and neutral is None:
         raise fail(instr, "E109", name, "missing for load_reduce", limit="a number or a float32 [P,1] tile")
     if given and not loads:
         raise fail(
