@@ -1,4 +1,4 @@
-"""`nki.language`: tensor creation, memory regions, dtypes, loops, operators.
+"""`nki.language`: tensor creation, memory regions, dtypes, loops, operators, functions.
 
 Source: `nki.language` reference and NKI language guide (NKI 0.6).
 """
@@ -16,8 +16,9 @@ import numpy as np
 
 from ..ir.dtypes import DTYPES, Dtype, as_dtype
 from ..ir.graph import Tensor
-from ..ir.machine import Space, Target
+from ..ir.machine import NCVersion, Space, Target
 from .calls import FUNCTIONS
+from .functions import FUNCTIONS_OF_NL
 from .objects import NKIObject
 from .operators import HANDLES
 from .registers import dynamic_range, fori_loop, while_loop
@@ -34,7 +35,7 @@ hbm = private_hbm = Space.HBM
 globals().update(DTYPES)
 bool = DTYPES["bool_"]
 dtype = Dtype
-globals().update(HANDLES)
+globals().update({**FUNCTIONS_OF_NL, **HANDLES})  # what is both is a handle
 
 tensor = NkiTensor
 
@@ -181,6 +182,30 @@ def empty_like(x: NkiTensor, dtype: Any = None, buffer: Space | None = None, nam
     return _allocate(x.shape, x.dtype if dtype is None else dtype, x.buffer if buffer is None else buffer, name)
 
 
+def rand(shape: Sequence[int], dtype: Any, buffer: Space = Space.SBUF, name: str = "") -> NkiTensor:
+    """A new tensor of uniform random numbers, at least 0 and below 1, from the Vector engine.
+
+    nisa.rand2 where the target has it; before, the upper 24 bits of nisa.rng, which are exact in float32.
+    """
+    result = _allocate(shape, dtype, buffer, name)
+    tile = result if buffer.is_on_chip else _allocate(shape, dtype, Space.SBUF, "")
+    if current_target().version >= NCVersion.gen4:
+        FUNCTIONS["rand2"](tile, 0.0, 1.0)
+    else:
+        bits = _allocate(shape, "uint32", Space.SBUF, "")
+        FUNCTIONS["rng"](bits)
+        FUNCTIONS["tensor_scalar"](bits, bits, HANDLES["right_shift"], 8)
+        FUNCTIONS["tensor_scalar"](tile, bits, HANDLES["multiply"], 2.0**-24)
+    if tile is not result:
+        FUNCTIONS["dma_copy"](dst=result, src=tile)
+    return result
+
+
+def random_seed(seed: NkiTensor) -> None:
+    """Seed the Vector engine with the 32 bits of a (1,1) tensor: the same seed gives the same `rand`."""
+    FUNCTIONS["set_rng_seed"](seed)
+
+
 def shared_constant(value: Any) -> NkiTensor:
     """A shared HBM tensor with contents known while tracing: a NumPy array, or the path of a .npy file."""
     if isinstance(value, (str, os.PathLike)):
@@ -288,25 +313,6 @@ _GONE = {  # in NKI 0.2
     "nc": "launch with kernel[n](...)",
 }
 
-_INSTEAD = {  # functions that call one or more instructions, which are not modelled
-    "load": "nisa.dma_copy(dst=tile, src=...)",
-    "store": "nisa.dma_copy(dst=..., src=tile)",
-    "load_transpose2d": "nisa.dma_transpose, or nisa.dma_copy and nisa.nc_transpose",
-    "matmul": "nisa.nc_matmul into a PSUM tile",
-    "transpose": "nisa.nc_transpose",
-    "softmax": "nisa.tensor_reduce, nisa.activation(op=nl.exp) and nisa.tensor_scalar",
-    "rms_norm": "nisa.activation(op=nl.square), nisa.tensor_reduce and nisa.tensor_scalar",
-    "sum": "nisa.tensor_reduce(op=nl.add)",
-    "max": "nisa.tensor_reduce(op=nl.maximum)",
-    "min": "nisa.tensor_reduce(op=nl.minimum)",
-    "mean": "nisa.tensor_reduce(op=nl.add) and a scale",
-    "divide": "nisa.reciprocal, or nisa.activation(op=nl.reciprocal), and a multiply: the hardware has no division",
-    "where": "nisa.tensor_copy_predicated",
-    "broadcast_to": "the view method broadcast()",
-    "expand_dims": "the view method expand_dim()",
-    "gather_flattened": "nisa.dma_copy from a view with vector_select()",
-}
-
 __all__ = [
     "MemoryRegion",
     "NKIObject",
@@ -332,6 +338,8 @@ __all__ = [
     "program_id",
     "program_ndim",
     "psum",
+    "rand",
+    "random_seed",
     "range",
     "sbuf",
     "sequential_range",
@@ -345,14 +353,12 @@ __all__ = [
     "zeros",
     "zeros_like",
     *DTYPES,
-    *HANDLES,
+    *{**FUNCTIONS_OF_NL, **HANDLES},
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _GONE:
         raise AttributeError(f"nl.{name} was removed in NKI 0.2: {_GONE[name]}")
-    if name in _INSTEAD:
-        raise AttributeError(f"nl.{name} is not modelled: write {_INSTEAD[name]}")
     close = get_close_matches(name, __all__, 1)
     raise AttributeError(f"nki.language has no {name}" + (f"; did you mean {close[0]}?" if close else ""))

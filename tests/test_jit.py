@@ -607,7 +607,7 @@ def calls(x, what):
 @pytest.mark.parametrize(
     "what, text",
     [(lambda x: 1 / 0, "ZeroDivisionError"), (lambda x: {}["key"], "KeyError"), (lambda x: x.nothing, "AttributeError"),
-     (lambda x: nl.arange(4), "nl.arange was removed in NKI 0.2"), (lambda x: nl.load(x), "write nisa.dma_copy"),
+     (lambda x: nl.arange(4), "nl.arange was removed in NKI 0.2"), (lambda x: nl.lod(x), "did you mean load"),
      (lambda x: deep(x, lambda y: deep(y, None)), "TypeError"), (lambda x: nl.zeros((1, 1), typ=3), "typ")],
 )  # fmt: skip
 def test_an_exception_names_the_line_and_the_callers(what, text):
