@@ -120,10 +120,9 @@ def _evaluate(expression: str, names: dict[str, Any], loc: Loc) -> Any:
 
 def _values(expression: str, names: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """What the expression's names stand for, as far as the IR can print it."""
-    used = [node.id for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
-    return tuple(
-        (name, _printable(names[name])) for name in dict.fromkeys(used) if name in names and name not in _FUNCTIONS
-    )
+    found = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
+    used = dict.fromkeys(node.id for node in sorted(found, key=lambda node: (node.lineno, node.col_offset)))
+    return tuple((name, _printable(names[name])) for name in used if name in names and name not in _FUNCTIONS)
 
 
 def _printable(value: Any) -> Any:
