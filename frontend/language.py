@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.access_pattern import MAX_RANK
 from ..ir.dtypes import DTYPES, Dtype, as_dtype
 from ..ir.graph import Tensor
 from ..ir.machine import NCVersion, Space, Target
@@ -130,10 +131,15 @@ def _allocate(shape: Sequence[int], dtype: Any, buffer: Space, name: str, addres
 def _sizes(shape: Any, buffer: Space) -> tuple[int, ...]:
     items = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not items or any(not hasattr(size, "__index__") or isinstance(size, NkiTensor) for size in items):
-        raise author_error("E701", f"shape {shape!r}", limit="ints", actual=shape)
+        hint = "sizes are known while tracing: use // where / gives a float"
+        raise author_error("E701", f"shape {shape!r}", limit="ints", actual=shape, hint=hint)
     sizes = tuple(size.__index__() for size in items)
     if any(size < 1 for size in sizes):
-        raise author_error("E701", f"shape {sizes}", limit="sizes of at least 1", actual=sizes)
+        hint = "leave out the tensor and its instructions where there is nothing to hold"
+        raise author_error("E701", f"shape {sizes}", limit="sizes of at least 1", actual=sizes, hint=hint)
+    if len(sizes) > MAX_RANK:
+        hint = "merge dimensions; reshape gives views of other shapes"
+        raise author_error("E701", f"shape {sizes}", limit=f"at most {MAX_RANK} dimensions", actual=len(sizes), hint=hint)
     if buffer.is_on_chip and len(sizes) < 2:
         raise author_error(
             "E701",
@@ -213,7 +219,11 @@ def shared_constant(value: Any) -> NkiTensor:
             value = np.load(value)
         except (OSError, ValueError, EOFError) as error:
             raise author_error(
-                "E706", f"shared_constant: {error}", actual=str(value), limit="a readable .npy file"
+                "E706",
+                f"shared_constant: {error}",
+                actual=str(value),
+                limit="a readable .npy file",
+                hint="np.save(path, array) makes one; relative paths start at the working directory",
             ) from None
     if not isinstance(value, np.ndarray) or value.size == 0 or value.ndim == 0:
         raise author_error(
@@ -221,6 +231,7 @@ def shared_constant(value: Any) -> NkiTensor:
             f"shared_constant: {type(value).__name__} of shape {getattr(value, 'shape', None)}",
             limit="a NumPy array of one dimension or more with elements, or the path of one",
             actual=type(value).__name__,
+            hint="np.array(values, np.float32) makes one",
         )
     return _constant(value, located(as_dtype, value.dtype))
 
@@ -242,7 +253,8 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
     size = _sizes((n, n), Space.SBUF)[0]
     identity = np.eye(size).astype(kind.storage)
     if kind.is_packed or not np.array_equal(identity.astype(np.float32), np.eye(size)):
-        raise author_error("E704", f"an identity of {kind}", limit="a dtype with 0 and 1", actual=kind)
+        hint = "make it in bfloat16 and copy it into a tile of another dtype"
+        raise author_error("E704", f"an identity of {kind}", limit="a dtype with 0 and 1", actual=kind, hint=hint)
     tile = dst if dst is not None else _allocate((size, size), kind, Space.SBUF, "")
     FUNCTIONS["dma_copy"](dst=tile, src=_constant(identity, kind, "identity_matrix"))
     # A tile of a loop body ends with the loop, so only tiles outside loops are kept.
@@ -290,7 +302,7 @@ def program_ndim() -> int:
 
 def _check_axis(axis: Any) -> None:
     if axis not in (0, (0,), [0]):
-        raise author_error("E701", f"program axis {axis}", limit="axis 0", actual=axis)
+        raise author_error("E701", f"program axis {axis}", limit="axis 0", actual=axis, hint="a launch has one axis")
 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:

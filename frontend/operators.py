@@ -37,7 +37,11 @@ class OpHandle:
         return f"nl.{self.op_name}"
 
     def __reduce__(self) -> tuple:
-        return (HANDLES.__getitem__, (self.op_name,))
+        return (_handle, (self.op_name,))
+
+
+def _handle(name: str) -> OpHandle:
+    return HANDLES[name]
 
 
 HANDLES: dict[str, OpHandle] = {name: OpHandle(name) for name in (*ALU, *ACTIVATIONS)}

@@ -9,12 +9,13 @@ from typing import Any
 from ..ir.dtypes import Dtype, as_dtype
 from ..ir.errors import KernelError
 from ..ir.graph import Address, Tensor, View
-from ..ir.machine import Space
+from ..ir.machine import QUADRANT, Space
 from ..ir.parser import canonical_step
 from .tracer import author_error, located
 
 __all__ = ["NkiTensor", "as_address", "as_operand", "new_view"]
 
+PSUM_BANK = 2048  # bytes of a partition
 _NO_ARITHMETIC = "nl.add / nisa.tensor_tensor and their like write to a dst tile"
 
 
@@ -223,13 +224,22 @@ def as_address(address: Any, space: Space) -> Address | None:
         isinstance(address, (tuple, list)) and len(address) == 2 and all(hasattr(a, "__index__") and a >= 0 for a in address)
     ):
         raise KernelError(
-            "E203", f"address {address!r}", limit="(start partition, byte in the partition)", actual=address
+            "E203",
+            f"address {address!r}",
+            limit="(start partition, byte in the partition)",
+            actual=address,
+            hint="leave it out to let the compiler place the tensor",
         )
     partition, byte = (number.__index__() for number in address)
     if not space.is_on_chip:
-        raise KernelError("E203", f"address of a tensor in {space}", limit="sbuf or psum")
-    if partition not in (0, 32, 64, 96):
-        raise KernelError("E203", f"start partition {partition}", limit="0, 32, 64 or 96", actual=partition)
-    if space is Space.PSUM and byte % 2048:
-        raise KernelError("E203", f"byte {byte} of psum", limit="the start of a bank, a multiple of 2048", actual=byte)
+        hint = "leave it out: the compiler places HBM tensors"
+        raise KernelError("E203", f"address of a tensor in {space}", limit="sbuf or psum", actual=str(space), hint=hint)
+    if partition % QUADRANT or partition >= 4 * QUADRANT:
+        hint = "engines start at quadrant boundaries; slice a tensor that begins at one"
+        raise KernelError("E203", f"start partition {partition}", limit="0, 32, 64 or 96", actual=partition, hint=hint)
+    if space is Space.PSUM and byte % PSUM_BANK:
+        hint = f"bank {byte // PSUM_BANK} starts at byte {byte // PSUM_BANK * PSUM_BANK}"
+        raise KernelError(
+            "E203", f"byte {byte} of psum", limit=f"the start of a bank, a multiple of {PSUM_BANK}", actual=byte, hint=hint
+        )
     return Address(partition, byte)

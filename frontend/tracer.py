@@ -90,6 +90,7 @@ class Tracer:
                 "E602",
                 f"the name {wanted!r} is used twice",
                 loc=loc,
+                limit="each name once, arguments included",
                 actual=wanted,
                 hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
             )
@@ -169,6 +170,7 @@ class Tracer:
                 "E602",
                 f"the instruction name {label!r} is used twice",
                 loc=loc,
+                limit="each name once",
                 actual=label,
                 hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
             )

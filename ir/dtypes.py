@@ -57,7 +57,7 @@ class Dtype(str):
         return str.__str__(self)
 
     def __reduce__(self) -> tuple:
-        return (DTYPES.__getitem__, (str.__str__(self),))
+        return (as_dtype, (str.__str__(self),))
 
 
 def _table() -> dict[str, Dtype]:
