@@ -34,7 +34,7 @@ from ..ir.dtypes import Dtype
 from ..ir.graph import Instruction
 from ..ir.machine import Engine, Target
 from ..ir.table import TABLE, Row
-from .random import VectorRandom
+from .random import VectorRandom, Xorwow
 
 __all__ = ["SEMANTICS", "BoundOp", "CoreState", "Run", "semantics"]
 
@@ -47,7 +47,7 @@ class CoreState:
 
     scalar_sum:    float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
     vector_sum:    the same of the Vector engine, one for all its instructions with reduce_cmd.
-    vector_random: the generators of the Vector engine.
+    vector_random: the generators of the Vector engine. gpsimd_random: those of the GpSimd engine.
     """
 
     number: int
@@ -57,6 +57,10 @@ class CoreState:
     @cached_property
     def vector_random(self) -> VectorRandom:
         return VectorRandom(self.number)
+
+    @cached_property
+    def gpsimd_random(self) -> Xorwow:
+        return Xorwow(1, 1, self.number)
 
 
 @dataclass(frozen=True)
