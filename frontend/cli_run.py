@@ -18,7 +18,7 @@ from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from .cli_inputs import ArraySpec, array_or_file, random_array
 from .cli_kernels import Subject, author_line, quiet_python
 from .cli_report import facts_of, message
-from .jit import Compiled, Kernel
+from .jit import Compiled, Kernel, to_penguin
 from .target import DEFAULT_TARGET
 from .trace import as_array, bind_arguments
 
@@ -53,7 +53,7 @@ def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
         module = kernel.trace(*args, **kwargs)
     if stage is Stage.TRACE:
         return module
-    module = run_passes(module, TO_PENGUIN)
+    module = run_passes(module, to_penguin())
     return module if stage is Stage.PENGUIN else run_passes(module, TO_BIR)
 
 

@@ -1,7 +1,8 @@
 """`nki.jit` and `nki.simulate`: the driver that takes a Python kernel through all layers and runs it.
 
-trace -> TO_PENGUIN -> TO_BIR -> plan. The result is cached for each signature: shapes and dtypes of the arrays, the
-other arguments' values, the globals that the kernel reads, number of cores, target, schedule.
+trace -> TO_PENGUIN -> TO_BIR -> plan; in high-precision mode TO_PENGUIN ends with widen-floats. The result is cached for
+each signature: shapes and dtypes of the arrays, the other arguments' values, the globals that the kernel reads, number of
+cores, target, schedule, mode.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import passes
-from ..backend import executor, plan
+from ..backend import border, executor, plan
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.machine import Target
@@ -25,12 +26,12 @@ from ..ir.machine import target as find_target
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from .arguments import Arguments, Surroundings, bind_arguments
 from .gates import evaluate
-from .target import default_target, note_default_target
+from .target import default_target, keeps_float32, note_default_target
 from .tensor import NkiTensor
 from .trace import trace
 from .tracer import Schedule, Tracer, author_error, optional_tracer
 
-__all__ = ["Compiled", "Kernel", "jit", "simulate"]
+__all__ = ["Compiled", "Kernel", "jit", "simulate", "to_penguin"]
 
 del passes  # imported for its registrations
 
@@ -40,16 +41,23 @@ _IGNORED = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags", "c
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A kernel compiled for one signature: the module at each stage, and the plan."""
+    """A kernel compiled for one signature: the module at each stage, and the plan.
+
+    is_wide: the plan stores low-precision floats as float32.
+    """
 
     modules: dict[Stage, Module]
     plan: plan.Plan
     structure: Any
+    is_wide: bool = False
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """The kernel's result, in the structure that it returned."""
         self._refuse_overlap(arrays)
-        results = executor.run(self.plan, arrays)
+        if self.is_wide:
+            results = border.run_widened(self.plan, self.modules[Stage.TRACE], arrays)
+        else:
+            results = executor.run(self.plan, arrays)
         if self.structure is None:
             return None
         if isinstance(self.structure, NkiTensor):
@@ -180,21 +188,26 @@ class Kernel:
         return Surroundings(self.function)
 
     def _compiled(self, arguments: Arguments) -> Compiled:
-        state = (self.target.name, self.cores, self._grid, self.schedule)
+        state = (self.target.name, self.cores, self._grid, self.schedule, keeps_float32())
         key = (arguments.signature, self._surroundings.signature(), *state)
         if arguments.signature is not None and key in self._cache:
             return self._cache[key]
         module, structure = self._traced(arguments)
         modules = {Stage.TRACE: module}
-        modules[Stage.PENGUIN] = run_passes(module, TO_PENGUIN)
+        modules[Stage.PENGUIN] = run_passes(module, to_penguin())
         modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
-        compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure)
+        compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32())
         if arguments.signature is not None:
             self._cache[key] = compiled
         return compiled
 
     def __repr__(self) -> str:
         return f"Kernel({self.__name__})"
+
+
+def to_penguin() -> tuple[str, ...]:
+    """The passes from stage trace to stage penguin, in the mode that the environment asks for."""
+    return (*TO_PENGUIN, "widen-floats") if keeps_float32() else TO_PENGUIN
 
 
 def jit(

@@ -9,7 +9,7 @@ from functools import cache
 from ..ir.machine import NCVersion, Target, target
 from .tracer import optional_tracer
 
-__all__ = ["current_target", "default_target", "get_nc_sub_version", "get_nc_version", "note_default_target"]
+__all__ = ["current_target", "default_target", "get_nc_sub_version", "get_nc_version", "keeps_float32", "note_default_target"]
 
 DEFAULT_TARGET = "gen3"
 _VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -45,3 +45,8 @@ def get_nc_version() -> NCVersion:
 def get_nc_sub_version() -> int:
     """The silicon revision within the generation: 0."""
     return 0
+
+
+def keeps_float32() -> bool:
+    """The high-precision mode: NKI_PRECISE_FP=0 stores low-precision floats as float32 (pass widen-floats)."""
+    return os.environ.get("NKI_PRECISE_FP") == "0"

@@ -14,6 +14,7 @@ from . import (
     lower,
     resolve_accumulation,
     synchronise,
+    widen_floats,
 )
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "lower",
     "resolve_accumulation",
     "synchronise",
+    "widen_floats",
 ]
