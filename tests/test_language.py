@@ -386,7 +386,8 @@ def test_views_in_copied_and_pickled_objects():
 
 
 BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow,
-          operator.or_, operator.matmul, operator.and_, operator.xor, operator.lshift, operator.rshift, operator.lt, operator.ge]  # fmt: skip
+          operator.or_, operator.matmul, operator.and_, operator.xor, operator.lshift,
+          operator.rshift, operator.lt, operator.ge]  # fmt: skip
 UNARY = [operator.neg, abs, operator.invert, list, lambda x: 3 in x, lambda x: operator.setitem(x, 0, 1),
          lambda x: operator.iadd(x, 1), lambda x: np.float32(2) * x]  # fmt: skip
 
