@@ -23,6 +23,7 @@ PIPELINES = {"to-penguin": TO_PENGUIN, "to-bir": TO_BIR}
 class TargetName(StrEnum):
     gen3 = "gen3"
     gen4 = "gen4"
+    gen4_ocp = "gen4_ocp"
     trn2 = "trn2"
     trn3 = "trn3"
 

@@ -95,7 +95,7 @@ class _Resolver:
             if not isinstance(operand, Access) or operand.space is not Space.PSUM or not row.operand(name).writes:
                 continue
             shadow = self.shadows[operand.tensor.name]
-            if "accumulate" not in instr.attrs:
+            if "accumulate" not in instr.attrs:  # the rows of matmuls have it, and no others
                 shadow.write(operand, OTHER_WROTE)
                 continue
             old = np.broadcast_to(shadow.read(operand), operand.shape)

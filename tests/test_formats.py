@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_instruction import GEN4, PSUM, In, Out, call, make
 
+import opennki as nki
+from opennki import isa as nisa
+from opennki import language as nl
 from opennki.backend.formats import SCALES, element_dtype, pack, unpack
 from opennki.backend.numerics import convert, load, silent, store
 from opennki.ir.dtypes import DTYPES
+from opennki.ir.errors import KernelError
+from opennki.ir.machine import TARGETS
 
 INF, NAN = float("inf"), float("nan")
 NARROW = {
@@ -201,3 +207,91 @@ def test_float4_has_no_dtype_of_its_own():
 def test_a_scale_byte_is_a_power_of_two_and_255_is_nan():
     assert [math.ldexp(1, b - 127) for b in range(255)] == SCALES[:255].tolist() and np.isnan(SCALES[255])
     assert np.array_equal(SCALES, every_code(ml_dtypes.float8_e8m0fnu).astype(np.float32), equal_nan=True)
+
+
+# --- matrix products of every pair of formats --------------------------------------------------------------------
+
+MATMUL_DTYPES = ["float32", "tfloat32", "bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"]
+WIDE = {"float32", "tfloat32"}
+
+
+def is_legal(one, other):
+    return (one in WIDE) == (other in WIDE) and {one, other} != {"float8_e4m3", "float8_e4m3fn"}
+
+
+def rounded_to_tfloat32(values):
+    """To 11 significant bits, halves to even, in exact arithmetic."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 2**11), exponent - 11)
+
+
+def operand(dtype, columns, seed):
+    """Its array, and its values as the array sees them."""
+    values = np.random.default_rng(seed).standard_normal((16, columns)).astype(np.float32)
+    array = values.astype(DTYPES[dtype].storage)
+    return array, rounded_to_tfloat32(array) if dtype == "tfloat32" else array.astype(np.float64)
+
+
+@pytest.mark.parametrize("stationary", MATMUL_DTYPES)
+@pytest.mark.parametrize("moving", MATMUL_DTYPES)
+def test_every_legal_pair_multiplies_its_exact_values(stationary, moving):
+    (a, exact_a), (b, exact_b) = operand(stationary, 5, 1), operand(moving, 7, 2)
+    given = {"stationary": In(a, stationary), "moving": In(b, moving), "accumulate": False, "target": GEN4}
+    if not is_legal(stationary, moving):
+        with pytest.raises(KernelError) as error:
+            make("nc_matmul", dst=Out((5, 7), space=PSUM), **given)
+        assert error.value.code == "E103"
+        return
+    exact = exact_a.T @ exact_b
+    dst = call("nc_matmul", dst=Out((5, 7), space=PSUM), **given)
+    np.testing.assert_allclose(dst, exact, atol=16 * 2**-24 * abs(exact).max() * 4)
+    dst16 = call("nc_matmul", dst=Out((5, 7), "bfloat16", space=PSUM), **given)
+    assert dst16.tobytes() == dst.astype(ml_dtypes.bfloat16).tobytes()
+
+
+@pytest.mark.parametrize("low", [2.0**-11, 2.0**-11 - 2.0**-20, 3 * 2.0**-11])
+def test_only_the_tfloat32_operand_is_rounded(low):
+    value, one = np.float32([[1 + low]]), np.float32([[1]])
+    for dtype, other in (("tfloat32", "float32"), ("float32", "tfloat32"), ("float32", "float32")):
+        dst = call("nc_matmul", dst=Out((1, 1), space=PSUM), stationary=In(value, dtype), moving=In(one, other),
+                   accumulate=False)
+        assert dst[0, 0] == (rounded_to_tfloat32(value)[0, 0] if dtype == "tfloat32" else value[0, 0])
+
+
+def test_formats_of_gen4():
+    one, gen3 = np.ones((1, 1), ml_dtypes.float8_e4m3fn), TARGETS["gen3"]
+    bf16 = np.ones((1, 1), ml_dtypes.bfloat16)
+    with pytest.raises(KernelError) as error:
+        make("nc_matmul", dst=Out((1, 1), space=PSUM), stationary=In(one), moving=In(bf16), accumulate=False, target=gen3)
+    assert error.value.code == "E108"
+    with pytest.raises(KernelError) as error:
+        make("nc_matmul", dst=Out((1, 1), "bfloat16", space=PSUM), stationary=In(bf16), moving=In(bf16), target=gen3)
+    assert error.value.code == "E103"
+
+
+@nki.jit(target="gen4")
+def sum_in_bfloat16(x, w):
+    """Five products added in one bfloat16 PSUM tile, accumulate left out."""
+    out = nl.ndarray((x.shape[2], w.shape[2]), nl.bfloat16, buffer=nl.shared_hbm)
+    acc = nl.ndarray(out.shape, nl.bfloat16, buffer=nl.psum)
+    for i in range(5):
+        a, b = nl.ndarray(x.shape[1:], x.dtype, buffer=nl.sbuf), nl.ndarray(w.shape[1:], w.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=a, src=x[i])
+        nisa.dma_copy(dst=b, src=w[i])
+        nisa.nc_matmul(acc, a, b)
+    result = nl.ndarray(out.shape, nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_copy(result, acc)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+def test_bfloat16_psum_rounds_at_every_write():
+    """Old value up, add in float32, round; integers keep each product exact."""
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-9, 10, (5, 8, 4)), rng.integers(-9, 10, (5, 8, 6))
+    total = np.zeros((4, 6), ml_dtypes.bfloat16)
+    for a, b in zip(x, w, strict=True):
+        total = (total.astype(np.float32) + (a.T @ b).astype(np.float32)).astype(ml_dtypes.bfloat16)
+    exact = np.einsum("ikm,ikn->mn", x, w)
+    got = sum_in_bfloat16(x.astype(ml_dtypes.float8_e4m3fn), w.astype(ml_dtypes.bfloat16))
+    assert got.tobytes() == total.tobytes() and (got.astype(np.float64) != exact).any()

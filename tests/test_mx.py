@@ -14,6 +14,7 @@ import opennki.passes
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend.numerics import silent
+from opennki.backend.semantics import SEMANTICS, BoundOp, CoreState
 from opennki.ir.dtypes import DTYPES
 from opennki.ir.errors import KernelError
 from opennki.ir.graph import Instruction, instructions
@@ -419,6 +420,50 @@ def test_a_group_shares_its_poison_and_other_scale_rows_stay():
     assert np.argwhere(result["dst"]).tolist() == [[p, 2] for p in range(16, 24)]
     assert (result["dst_scale"][UNUSED] == UNWRITTEN).all()
     assert np.argwhere(result["dst_scale"][USED]).tolist() == [[2, 2]]
+
+
+SMALL = """
+    %st: float4_e2m1fn_x4[32,2] @sbuf
+    %mv: float8_e5m2_x4[32,3] @sbuf
+    %ss: uint8[6,2] @sbuf
+    %sm: uint8[32,4] @sbuf
+    %acc: float32[2,3] @psum
+    %x: float16[32,12] @sbuf
+    %sq: uint8[5,3] @sbuf
+"""
+
+
+@pytest.mark.parametrize("text", [
+    "nc_matmul_mx dst=%acc stationary=%st moving=%mv stationary_scale=%ss moving_scale=%sm accumulate=true",
+    "nc_matmul_mx dst=%acc stationary=%st moving=%mv stationary_scale=%ss moving_scale=%sm accumulate=none overwrites=[[1, 1]]",
+    "quantize_mx dst=%mv src=%x dst_scale=%sq",
+])
+def test_what_changes_with_an_element_is_poisoned_by_it(text):
+    module = parse(f"kernel @k stage=trace target=gen4 {{\n core 0 {{\n{SMALL}\n{text}\n}}\n}}")
+    instr = next(instructions(module.cores[0].body))
+    row, rng, run = TABLE[instr.op], np.random.default_rng(0), SEMANTICS[instr.op](BoundOp(instr, GEN4, CoreState(0)))
+    tiles = {}
+    for name, operand in instr.operands.items():
+        kind = operand.dtype.storage.name
+        low, high = {"uint8": (125, 130), "uint16": (0, 1 << 16), "uint32": (0, 1 << 16)}.get(kind, (1, 9))
+        values = rng.integers(low, high, levels_shape(row.operand(name), operand))
+        tiles[name] = (values & 0x3333 if kind in ("uint16", "uint32") else values).astype(operand.dtype.storage)  # no NaN
+
+    def outputs(**changed):
+        arrays = {name: changed.get(name, tile_).copy() for name, tile_ in tiles.items()}
+        with silent():
+            run(**arrays)
+        return {name: array for name, array in arrays.items() if row.operand(name).writes}
+
+    clean = outputs()
+    for name in levels_of(instr):
+        for index in np.ndindex(tiles[name].shape):
+            changed = tiles[name].copy()
+            changed[index] = 100 if changed.dtype == np.uint8 else 0x5A if changed.dtype.kind == "u" else 4000
+            result = spread(instr, levels_of(instr, **{name: (index, POISON)}))
+            for out, array in outputs(**{name: changed}).items():
+                reached = np.broadcast_to(result[out], array.shape) >= POISON
+                assert reached[array != clean[out]].all(), f"{name}{index} reaches more of {out}"
 
 
 # --- accumulation and whole kernels ------------------------------------------------------------------------------
