@@ -20,8 +20,9 @@ class OpHandle:
     def __init__(self, name: str) -> None:
         self.op_name = self.__name__ = name
         self._function = FUNCTIONS_OF_NL.get(name)
+        self.__doc__ = self._function.__doc__ if self._function else None
         if self._function is not None:
-            self.__doc__, self.__signature__ = self._function.__doc__, inspect.signature(self._function)
+            self.__signature__ = inspect.signature(self._function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._function is None:
