@@ -39,7 +39,8 @@ def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of `nl`: it runs inside a kernel alone, and arguments that do not fit are the author's error."""
 
     def decorate(body: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(body)
+        bare = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(body).parameters.values()]
+        signature = inspect.Signature(bare)
 
         @functools.wraps(body)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -48,11 +49,11 @@ def function(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 hint = "removed in NKI 0.2: slice the tiles to the valid part" if "mask" in kwargs else None
-                limit = f"{name}{inspect.Signature([p.replace(annotation=p.empty) for p in signature.parameters.values()])}"
-                raise author_error("E110", f"nl.{name}: {error}", limit=limit, hint=hint) from None
+                raise author_error("E110", f"nl.{name}: {error}", limit=f"{name}{signature}", hint=hint) from None
             return body(*bound.args, **bound.kwargs)
 
         call.__name__ = call.__qualname__ = name
+        call.__signature__ = signature  # type: ignore[attr-defined]
         RESULTS[name] = call
         return call
 
