@@ -61,24 +61,25 @@ def quantize_mx(op: BoundOp) -> Run:
     element = element_dtype(op.dtype("dst"))
     assert element is not None, "quantize_mx to float4"
     up, down = load(op.dtype("src")), pack(op.dtype("dst"))
-    largest = {"float8_e4m3fn": 448, "float8_e5m2": 57344}[element]
+    limit = {"float8_e4m3fn": 448, "float8_e5m2": 57344}[element]
     clips = op.target.mx_scale == "ocp"
     shift = {"float8_e4m3fn": 8, "float8_e5m2": 15}[element] - (not clips)  # Emax, or one less
     partitions, words = op.shape("dst")[0], prod(op.shape("dst")[1:])
     rows, storage = np.array(scale_rows(partitions)), op.dtype("dst_scale").storage
-    groups = (len(rows), GROUP_PARTITIONS, words, LANES)
+    groups = (len(rows), GROUP_PARTITIONS, words * LANES)
     inverse = np.ldexp(np.float32(1), BIAS - np.arange(256)).astype(np.float32)
     inverse[255] = np.nan
 
     def run(dst: np.ndarray, src: np.ndarray, dst_scale: np.ndarray) -> None:
         values = up(src).reshape(groups)
         magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)  # ordered as the numbers are, NaN last
-        exponents = (magnitudes.max((1, 3)) >> np.uint32(23)).astype(np.int16)
+        largest = magnitudes.max(1).reshape(len(rows), words, LANES).max(2)
+        exponents = (largest >> np.uint32(23)).astype(np.int16)
         scale = np.where(exponents == 255, 255, np.maximum(exponents - shift, 0)).astype(np.uint8)
-        scaled = values * inverse.take(scale)[:, None, :, None]
+        scaled = values * inverse.take(scale).repeat(LANES, axis=1)[:, None]
         if clips:
-            np.clip(scaled, -largest, largest, out=scaled)
-        put(dst, down(np.moveaxis(scaled, -1, 0)).reshape(partitions, words))
+            np.clip(scaled, -limit, limit, out=scaled)
+        put(dst, down(np.moveaxis(scaled.reshape(partitions, words, LANES), -1, 0)))
         dst_scale[rows] = scale.view(storage).reshape(len(rows), *dst_scale.shape[1:])
 
     return run
