@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..ir.instructions.accumulators import lanes
 from ..ir.machine import ReduceCmd
 from ..ir.table import start_partition
 from .alu import FLOAT32
@@ -25,24 +26,23 @@ IDENTITY = {
 }
 
 
-def lanes_of(op: BoundOp, source: str) -> tuple[int, int]:
-    """First lane and number of lanes. Model: those of the input's partitions."""
-    operand = op.instr.operands[source]
-    return start_partition(operand), op.shape(source)[0]
+def lanes_of(op: BoundOp, operand: str) -> tuple[int, int]:
+    """First lane and number of lanes of an operand's partitions."""
+    return start_partition(op.instr.operands[operand]), op.shape(operand)[0]
 
 
-def vector_sums(op: BoundOp, source: str) -> np.ndarray:
-    """The float32 accumulators of these lanes, a view of the core's."""
-    first, count = lanes_of(op, source)
+def vector_sums(op: BoundOp) -> np.ndarray:
+    """The float32 accumulators of the instruction's lanes, a view of the core's."""
+    first, count = lanes(op.instr)
     return op.core.vector_sum[first : first + count]
 
 
-def reducing(op: BoundOp, source: str, reduce_op: str, results: Callable[..., np.ndarray], start: str = "") -> Run:
+def reducing(op: BoundOp, reduce_op: str, results: Callable[..., np.ndarray], start: str = "") -> Run:
     """A run function: results(**inputs) to the accumulators, to dst, and then the accumulators to reduce_res.
 
     results: float32[P,F] of the tensor inputs by name, in an array of its own. start: the operand of load_reduce.
     """
-    update, down, sums = _update(op, source, reduce_op, start), store(op.dtype("dst")), vector_sums(op, source)
+    update, down, sums = _update(op, reduce_op, start), store(op.dtype("dst")), vector_sums(op)
     if not op.has("reduce_res"):
 
         def run(dst: np.ndarray, **inputs: np.ndarray) -> None:
@@ -64,9 +64,9 @@ def reducing(op: BoundOp, source: str, reduce_op: str, results: Callable[..., np
     return run_and_read_out
 
 
-def _update(op: BoundOp, source: str, reduce_op: str, start: str) -> Update:
+def _update(op: BoundOp, reduce_op: str, start: str) -> Update:
     """What reduce_cmd does to the accumulators. Model: idle leaves NaN, so that a chain across it is seen."""
-    sums, command = vector_sums(op, source), op.attrs["reduce_cmd"]
+    sums, command = vector_sums(op), op.attrs["reduce_cmd"]
     if command is ReduceCmd.idle:
         return lambda values, first: sums.fill(np.nan)
     reduction, join, identity = FLOAT32.reductions[reduce_op], FLOAT32.operators[reduce_op], IDENTITY[reduce_op]

@@ -13,6 +13,8 @@ counts and nobody knows which. Levels arrive as uint8 arrays in the shapes that 
     (P, F)  on chip, free dimensions flattened; (P, 1) for per-partition columns
     all     dimensions where the row says `dims="... *"`
     (N,)    where the row gives no dims; (1,) a register
+
+What an instruction finds in the accumulators of its lanes, and leaves there, has levels too: (P, 1), under the name HELD.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 
 from .graph import Instruction, Operand
 from .instructions.dma import DEFAULT_AXES
-from .instructions.gpsimd import PARTITIONS_PER_CORE
+from .instructions.gpsimd import PARTITIONS_PER_CORE, in_snakes
 from .instructions.gpsimd_gather import valid_indices
 from .instructions.gpsimd_select import kept_elements, topk_columns
 from .instructions.tensor_mx import GROUP_PARTITIONS, LANES, scale_rows
@@ -35,6 +37,7 @@ from .table import TABLE, Param
 
 __all__ = [
     "CLEAN",
+    "HELD",
     "MAYBE",
     "POISON",
     "RULES",
@@ -48,6 +51,7 @@ __all__ = [
 ]
 
 CLEAN, MAYBE, POISON, UNWRITTEN = range(4)
+HELD = "(accumulators)"  # beside the operands' names, where the row reads or writes accumulators
 
 Levels = Mapping[str, np.ndarray]
 
@@ -71,7 +75,7 @@ RULES: dict[str, Rule] = {}
 
 def _only_read(instr: Instruction, levels: Levels) -> Levels:
     row = TABLE[instr.op]
-    return {name: level for name, level in levels.items() if not row.operand(name).writes}
+    return {name: level for name, level in levels.items() if name != HELD and not row.operand(name).writes}
 
 
 def _rule(
@@ -104,7 +108,10 @@ def spread(instr: Instruction, levels: Levels) -> dict[str, np.ndarray]:
     A value computed from something never written has been written: it is POISON.
     """
     row = TABLE[instr.op]
-    held = {name: level if row.operand(name).writes else np.minimum(level, POISON) for name, level in levels.items()}
+    held = {
+        name: level if name != HELD and row.operand(name).writes else np.minimum(level, POISON)
+        for name, level in levels.items()
+    }
     return dict(RULES[row.poison].spread(instr, held))
 
 
@@ -223,17 +230,6 @@ def _reduce(instr: Instruction, levels: Levels) -> Levels:
     return {"dst": levels["data"].max(tuple(instr.attrs["axis"]))}
 
 
-@_rule("activation")
-def _activation(instr: Instruction, levels: Levels) -> Levels:
-    """The accumulator of the engine is taken as clean before the instruction: its lanes are not tensors."""
-    values = _highest(*levels.values())
-    result = {"dst": values}
-    if "reduce_res" in instr.operands:
-        adds = instr.attrs["reduce_cmd"] in (ReduceCmd.reduce, ReduceCmd.reset_reduce)
-        result["reduce_res"] = values.max(-1, keepdims=True) if adds and values.ndim else np.zeros((), np.uint8)
-    return result
-
-
 @_rule("shuffle", shows_old=lambda instr: KEEP in instr.attrs["shuffle_mask"])
 def _shuffle(instr: Instruction, levels: Levels) -> Levels:
     src, rows = levels["src"], instr.operands["dst"].shape[0]  # type: ignore[union-attr]
@@ -281,16 +277,10 @@ def _one_of(level: np.ndarray, axis: int) -> np.ndarray:
     return join(level.min(axis, keepdims=True), level.max(axis, keepdims=True))
 
 
-def _in_snakes(level: np.ndarray) -> np.ndarray:
-    """(P, F) to (P / 16, 16 F): the elements of each 16 partitions in their order, partition after partition."""
-    groups, columns = len(level) // PARTITIONS_PER_CORE, level.shape[1]
-    return level.reshape(groups, PARTITIONS_PER_CORE, columns).swapaxes(1, 2).reshape(groups, -1)
-
-
 def _local_gather_used(instr: Instruction, levels: Levels) -> Levels:
     """The indices that are read, one group a row, and all of the source."""
     index = levels["index"]
-    return {**levels, "index": _in_snakes(index)[:, : valid_indices(instr, index.shape[1])]}
+    return {**levels, "index": in_snakes(index)[:, : valid_indices(instr, index.shape[1])]}
 
 
 @_rule("local_gather", used=_local_gather_used)
@@ -307,7 +297,7 @@ def _nc_n_gather(instr: Instruction, levels: Levels) -> Levels:
 
 def _topk_used(instr: Instruction, levels: Levels) -> Levels:
     """The active elements, one group a row."""
-    return {"src": _in_snakes(levels["src"])[:, : instr.attrs["n"]]}
+    return {"src": in_snakes(levels["src"])[:, : instr.attrs["n"]]}
 
 
 @_rule("topk", shows_old=lambda instr: True, used=_topk_used)
@@ -325,20 +315,24 @@ def _topk(instr: Instruction, levels: Levels) -> Levels:
 
 
 def _with_reduction(instr: Instruction, values: np.ndarray, levels: Levels) -> dict[str, np.ndarray]:
-    """dst, and reduce_res by reduce_cmd: idle of the Vector engine leaves anything in the accumulators."""
-    result = {"dst": values}
-    if "reduce_res" in instr.operands:
-        start = levels["reduce_init"] if "reduce_init" in levels else np.zeros((), np.uint8)
-        lost = instr.attrs["reduce_cmd"] is ReduceCmd.idle
-        reduced = values.max(-1, keepdims=True) if values.ndim else values
-        result["reduce_res"] = np.full((), POISON, np.uint8) if lost else np.maximum(reduced, start)
-    return result
+    """dst, the accumulators by reduce_cmd (ir/instructions/accumulators.py), and reduce_res, which receives them."""
+    clean = np.zeros((), np.uint8)
+    held, reduced = levels.get(HELD, clean), values.max(-1, keepdims=True) if values.ndim else values
+    left = {
+        ReduceCmd.idle: held,
+        ReduceCmd.reset: clean,
+        ReduceCmd.reduce: np.maximum(held, reduced),
+        ReduceCmd.reset_reduce: reduced,
+        ReduceCmd.load_reduce: np.maximum(levels.get("reduce_init", clean), reduced),
+    }[instr.attrs["reduce_cmd"]]
+    if instr.attrs.get("reduce_op", "given") is None and instr.attrs["reduce_cmd"] is not ReduceCmd.reset:
+        left = held
+    return {"dst": values, HELD: left, **({"reduce_res": left} if "reduce_res" in instr.operands else {})}
 
 
 @_rule("accumulating")
 def _accumulating(instr: Instruction, levels: Levels) -> Levels:
-    """The accumulators are taken as clean before the instruction, as in `activation`."""
-    values = _highest(*(level for name, level in levels.items() if name != "reduce_init"))
+    values = _highest(*(level for name, level in levels.items() if name not in ("reduce_init", HELD)))
     return _with_reduction(instr, values, levels)
 
 
@@ -360,8 +354,9 @@ def _predicated(instr: Instruction, levels: Levels) -> Levels:
 
 @_rule("scan")
 def _scan(instr: Instruction, levels: Levels) -> Levels:
-    """An element depends on all before it."""
-    return {"dst": np.maximum.accumulate(_highest(*levels.values()), axis=1)}
+    """An element depends on all before it; the accumulators, where the row has them, hold the last one."""
+    dst = np.maximum.accumulate(_highest(*levels.values()), axis=1)
+    return {"dst": dst, HELD: dst[:, -1:]} if "reduce_cmd" in instr.attrs else {"dst": dst}
 
 
 @_rule("max8")

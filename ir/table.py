@@ -275,11 +275,13 @@ Bound = int | Mapping[NCVersion, int]
 class Kept(NamedTuple):
     """What an instruction reads and changes of what an engine keeps between instructions: accumulators, random state.
 
-    Each has a name; a change keeps the rest of it, as a write to a part of a tensor does.
+    Each has a name; a change keeps the rest of it, as a write to a part of a tensor does. loses: what holds anything
+    afterwards, and already when it is read out.
     """
 
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
+    loses: frozenset[str] = frozenset()
 
 
 def _keeps_nothing(instr: Instruction) -> Kept:

@@ -3,6 +3,8 @@
 Real kernels read bytes that they never wrote where the values cannot matter. So the kernel is executed on levels
 (ir/poison.py): fresh memory is UNWRITTEN, and what is computed from it is poison until it is overwritten.
 
+The accumulators of the engines take part like tensors: a sum over them that nobody started is poison.
+
 What is exact: all static accesses, both cores together (they share HBM and meet at core_barrier and sendrecv). What is
 not: an element that depends on a dynamic address or on the trips of a loop has level MAYBE, and no error is raised for
 it; `needs_runtime_check` names the results that hold such elements.
@@ -18,10 +20,12 @@ from math import prod
 
 import numpy as np
 
+from ..ir.dtypes import DTYPES
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, instructions
-from ..ir.machine import OOBMode
-from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
+from ..ir.instructions.accumulators import ACCUMULATORS, lanes
+from ..ir.machine import OOBMode, Space
+from ..ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
 from ..ir.table import TABLE, fail, operand_text
 from .liveness import touched
 from .pipeline import register_pass
@@ -115,6 +119,8 @@ class _Origin:
 
     @property
     def note(self) -> str:
+        if self.tensor in ACCUMULATORS:
+            return f"the {self.tensor} held nothing known here: {self.read}; begin with reduce_cmd reset_reduce"
         return f"never-written bytes of %{self.tensor} were read here: {self.read}"
 
 
@@ -140,6 +146,9 @@ class _Parted(Exception):
 
 _Core = dict[str, Shadow]  # the shadows that one core sees, by tensor name; shared ones are the same objects
 
+# The accumulators of an engine are one float32 column of 128 partitions.
+_COLUMNS = {name: Tensor(name, DTYPES["float32"], (128, 1), Space.SBUF) for name in ACCUMULATORS}
+
 
 class _Analysis:
     def __init__(self, module: Module) -> None:
@@ -152,7 +161,7 @@ class _Analysis:
     def result(self) -> Initialisation:
         cores: list[_Core] = [dict(self.shared) for _ in self.module.cores]
         for core, program in zip(cores, self.module.cores, strict=True):
-            _declare(core, program.tensors)
+            _declare(core, (*_COLUMNS.values(), *program.tensors))
         try:
             bodies = [_releasing(core, program) for core, program in zip(cores, self.module.cores, strict=True)]
             self._run_together(cores, bodies)
@@ -205,6 +214,7 @@ class _Analysis:
             for tensor in written_tensors(loop.body):
                 if tensor.name in core:
                     outer[id(core[tensor.name])] = core[tensor.name]
+            outer |= {id(core[name]): core[name] for name in ACCUMULATORS}
         for core, loop in zip(cores, loops, strict=True):
             self._check_bounds(core, loop)
         trips = {static_trips(loop) for loop in loops}
@@ -240,27 +250,36 @@ class _Analysis:
                 levels[name] = level if isinstance(level, int) else level.reshape(levels_shape(param, operand))
                 if operand.dynamic is not None and instr.attrs.get("oob_mode") is OOBMode.skip:
                     certain = False  # elements at a bad address keep what dst held
+        for column in _columns(row.kept(instr).reads, instr):
+            lost = column.tensor.name in row.kept(instr).loses
+            levels[HELD] = POISON if lost else core[column.tensor.name].read(column)
         if all(isinstance(level, int) and level == CLEAN for level in levels.values()):
             return _Inputs({}, None, certain, frozenset(levels))
         arrays = {
-            name: np.broadcast_to(np.uint8(level), levels_shape(row.operand(name), instr.operands[name]))
-            if isinstance(level, int)
-            else level
+            name: np.broadcast_to(np.uint8(level), _shape(instr, name)) if isinstance(level, int) else level
             for name, level in levels.items()
         }
         return _Inputs(arrays, self._note_reads(core, instr, arrays), certain, frozenset(levels))
 
     def _write(self, core: _Core, instr: Instruction, inputs: _Inputs) -> None:
         row = TABLE[instr.op]
+        columns = dict(zip((HELD,), _columns(row.kept(instr).writes, instr), strict=False))  # one engine, one column
+        for lost in _columns(row.kept(instr).loses, instr):
+            core[lost.tensor.name].write(lost, POISON)
+            core[lost.tensor.name].origin = _Origin(instr.loc, lost.tensor.name, instr.loc)
         if not inputs.levels:
+            for column in columns.values():
+                core[column.tensor.name].write(column, CLEAN)
             for name, operand in instr.operands.items():
                 if isinstance(operand, Access) and row.operand(name).writes and name not in inputs.names:
                     core[operand.tensor.name].write(operand, CLEAN, inputs.certain)
             return
         for name, level in spread(instr, inputs.levels).items():
-            operand = instr.operands[name]
+            if name == HELD and not columns:
+                continue
+            operand = columns.get(name) or instr.operands[name]
             assert isinstance(operand, Access)
-            shadow, shape = core[operand.tensor.name], levels_shape(row.operand(name), operand)
+            shadow, shape = core[operand.tensor.name], _shape(instr, name)
             level = level.reshape(shape) if level.size == prod(shape) else np.broadcast_to(level, shape)
             shadow.write(operand, level, inputs.certain)
             if shadow.level != CLEAN and level.max() >= POISON:
@@ -280,6 +299,12 @@ class _Analysis:
                 before = core[operand.tensor.name].origin
                 if isinstance(before, _Origin):
                     origin = origin or _Origin(before.read, before.tensor, instr.loc)
+        if origin is None and HELD in levels and (levels[HELD] >= POISON).any():
+            (column,) = _columns(TABLE[instr.op].kept(instr).reads, instr)
+            before = core[column.tensor.name].origin
+            if isinstance(before, _Origin):
+                return _Origin(before.read, before.tensor, instr.loc)
+            return _Origin(instr.loc, column.tensor.name, instr.loc)
         return origin
 
     # --- what must not be poison ------------------------------------------------------------------------------
@@ -287,7 +312,7 @@ class _Analysis:
     def _check_index(self, core: _Core, instr: Instruction, name: str, access: Access) -> None:
         assert access.dynamic is not None
         index = access.dynamic.index
-        level = _index_levels(core, access)
+        level = _index_levels(core, instr, access)
         if level is None or not (bad := np.count_nonzero(level >= POISON)):
             return
         assert isinstance(index, Access)
@@ -397,6 +422,20 @@ def _releasing(core: _Core, program: Core) -> Iterator[Statement]:
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
+def _columns(names: Iterable[str], instr: Instruction) -> list[Access]:
+    """The lanes of `instr` in the accumulators among `names`."""
+    return [
+        Access(_COLUMNS[name], _COLUMNS[name].dtype, lanes(instr), 0, ((1, 1),)) for name in names if name in _COLUMNS
+    ]
+
+
+def _shape(instr: Instruction, name: str) -> tuple[int, ...]:
+    """The shape of the levels of an operand, or of what is HELD."""
+    if name == HELD:
+        return (lanes(instr)[1], 1)
+    return levels_shape(TABLE[instr.op].operand(name), instr.operands[name])
+
+
 def _declare(core: _Core, tensors: Iterable[Tensor]) -> None:
     core |= {tensor.name: Shadow(tensor) for tensor in tensors}
 
@@ -416,7 +455,7 @@ def _fit(a: Instruction | Loop, b: Instruction | Loop) -> bool:
     return len({(shape[0], prod(shape[1:])) for shape in shapes}) <= 1
 
 
-def _index_levels(core: _Core, access: Access) -> np.ndarray | None:
+def _index_levels(core: _Core, instr: Instruction, access: Access) -> np.ndarray | None:
     """Levels of the indices that a dynamic access uses, None where all are CLEAN."""
     assert access.dynamic is not None
     index: Operand = access.dynamic.index

@@ -14,7 +14,7 @@ from opennki.backend.semantics import SEMANTICS, BoundOp, CoreState
 from opennki.ir.graph import instructions
 from opennki.ir.machine import TARGETS
 from opennki.ir.parser import parse
-from opennki.ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN, levels_shape, spread
+from opennki.ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, levels_shape, spread
 from opennki.ir.table import TABLE
 from opennki.ir.verifier import verify
 
@@ -145,12 +145,134 @@ def test_counts_of_bn_stats_are_clean():
     assert levels["dst"][0].tolist() == [CLEAN, POISON, POISON, CLEAN, CLEAN, CLEAN]
 
 
-def test_what_idle_leaves_in_the_accumulators_is_no_result(on_tiles):
-    def emit(tile):
-        ones, total = nl.full((4, 6), 1, nl.uint8), nl.ndarray((4, 1), nl.float32)
-        nisa.select_reduce(nl.ndarray((4, 6), nl.float32), ones, tile, 0.0, reduce_res=total)  # idle is the default
+# --- accumulators ------------------------------------------------------------------------------------------------
+
+ACTIVATION = "activation dst=%o op=exp data=%a reduce_op=add reduce_res=%r reduce_cmd="
+
+
+@pytest.mark.parametrize("text, held, left", [
+    (REDUCE + "reduce_cmd=reset_reduce", POISON, CLEAN),
+    (REDUCE + "reduce_cmd=reduce", POISON, POISON),
+    (REDUCE + "reduce_cmd=reduce", MAYBE, MAYBE),
+    (REDUCE + "reduce_cmd=load_reduce reduce_init=%d", POISON, CLEAN),
+    (ACTIVATION + "idle", POISON, POISON),
+    (ACTIVATION + "idle", CLEAN, CLEAN),
+    (ACTIVATION + "reset", POISON, CLEAN),
+    (SELECT + "reduce", POISON, POISON),
+])
+def test_reduce_res_is_what_the_accumulators_hold(text, held, left):
+    instr = one(text)
+    levels = {**levels_of(instr), HELD: np.full((4, 1), held, np.uint8)}
+    result = spread(instr, levels)
+    assert (result[HELD] == left).all() and (result["reduce_res"] == left).all() and result["dst"].max() == CLEAN
+
+
+def test_a_cumulative_sum_leaves_its_last_element():
+    text = "tensor_scalar_cumulative dst=%o src=%a op0=add op1=add imm0=1.0 reduce_cmd=reduce"
+    levels = {**levels_of(one(text)), HELD: np.array([[CLEAN], [MAYBE], [CLEAN], [POISON]], np.uint8)}
+    levels["src"][0, 4] = POISON
+    result = spread(one(text), levels)
+    assert result[HELD][:, 0].tolist() == [POISON, MAYBE, CLEAN, POISON]
+    assert result["dst"][0].tolist() == [CLEAN] * 4 + [POISON] * 5 and (result["dst"][3] == POISON).all()
+
+
+def reduce(tile, command=nisa.reduce_cmd.reduce, result=None):
+    scratch = nl.ndarray(tile.shape, nl.float32)
+    nisa.tensor_scalar_reduce(scratch, tile, nl.add, 0.0, nl.add, reduce_res=result, reduce_cmd=command)
+
+
+def running_sum(tile, command=nisa.reduce_cmd.reduce, result=None):
+    nisa.activation(nl.ndarray(tile.shape, nl.float32), nl.copy, tile, reduce_op=nl.add, reduce_res=result, reduce_cmd=command)
+
+
+def select_idle(tile, result=None):
+    ones = nl.full(tile.shape, 1, nl.uint8)
+    nisa.select_reduce(nl.ndarray(tile.shape, nl.float32), ones, tile, 0.0, reduce_res=result)  # idle is the default
+
+
+def column(tile):
+    return nl.ndarray((tile.shape[0], 1), nl.float32)
+
+
+def unstarted(tile, total):
+    reduce(tile, result=total)
+
+
+def other_engines(tile, total):
+    running_sum(tile, nisa.reduce_cmd.reset_reduce)
+    reduce(tile, result=total)
+
+
+def unstarted_on_scalar(tile, total):
+    running_sum(tile, result=total)
+
+
+def idle_in_between(tile, total):
+    reduce(tile, nisa.reduce_cmd.reset_reduce)
+    live = nl.ndarray(tile.shape, nl.float32)
+    nisa.select_reduce(live, nl.full(tile.shape, 1, nl.uint8), tile, 0.0)
+    reduce(live, result=total)
+
+
+def idle_read_out(tile, total):
+    reduce(tile, nisa.reduce_cmd.reset_reduce)
+    select_idle(tile, total)
+
+
+def too_few_lanes(tile, total):
+    reduce(tile[:32], nisa.reduce_cmd.reset_reduce)
+    reduce(tile, result=total)
+
+
+@pytest.mark.parametrize("emit", [
+    unstarted, other_engines, unstarted_on_scalar, idle_in_between, idle_read_out, too_few_lanes,
+])
+def test_a_sum_that_nobody_started_is_no_result(on_tiles, emit):
+    def kernel(tile):
+        total = column(tile)
+        emit(tile, total)
         return total
 
     with pytest.raises(KernelError) as error:
-        on_tiles(emit, np.ones((4, 6), np.float32))
-    assert error.value.code == "E501"
+        on_tiles(kernel, np.ones((64, 6), np.float32))
+    assert error.value.code == "E501" and "accumulators" in str(error.value), str(error.value)
+
+
+def test_a_sum_that_somebody_started_is_one(on_tiles):
+    def kernel(tile):
+        totals = [column(tile), column(tile), column(tile)]
+        select_idle(tile)  # does no harm before the start
+        reduce(tile, nisa.reduce_cmd.reset_reduce)
+        running_sum(tile, nisa.reduce_cmd.reset)
+        reduce(tile, result=totals[0])
+        running_sum(tile[:32], result=totals[1][:32])
+        running_sum(tile, nisa.reduce_cmd.idle, totals[1])
+        reduce(tile[32:], result=totals[2][32:])
+        reduce(tile[:32], nisa.reduce_cmd.reset_reduce, totals[2][:32])
+        return totals
+
+    first, second, third = on_tiles(kernel, np.ones((64, 6), np.float32))
+    assert (first == 12).all()
+    assert (second[:32] == 6).all() and not second[32:].any()
+    assert (third[32:] == 18).all() and (third[:32] == 6).all()
+
+
+def test_a_sum_may_go_on_through_a_loop_of_the_machine(on_tiles):
+    def kernel(tile):
+        total = column(tile)
+        reduce(tile, nisa.reduce_cmd.reset_reduce)
+        for _ in nl.dynamic_range(3):
+            reduce(tile)
+        reduce(tile, result=total)
+        return total
+
+    def unstarted(tile):
+        total = column(tile)
+        for _ in nl.dynamic_range(3):
+            reduce(tile, result=total)
+        return total
+
+    assert (on_tiles(kernel, np.ones((4, 6), np.float32)) == 30).all()
+    with pytest.raises(KernelError) as error:
+        on_tiles(unstarted, np.ones((4, 6), np.float32))
+    assert error.value.code == "E501" and "accumulators" in str(error.value)

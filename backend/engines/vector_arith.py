@@ -50,7 +50,7 @@ def scalar_tensor_tensor(op: BoundOp) -> Run:
 
     chosen = reversed_results if op.attrs["reverse1"] else results
     if op.attrs["reduce_op"] is not None:
-        return reducing(op, "data", op.attrs["reduce_op"], chosen)
+        return reducing(op, op.attrs["reduce_op"], chosen)
     return lambda dst, **inputs: down(dst, chosen(**inputs))
 
 
@@ -61,7 +61,7 @@ def tensor_scalar_reduce(op: BoundOp) -> Run:
     def results(data: np.ndarray, operand0: np.ndarray | None = None) -> np.ndarray:
         return only(up(data), operand0)
 
-    return reducing(op, "data", op.attrs["reduce_op"], results, start="reduce_init")
+    return reducing(op, op.attrs["reduce_op"], results, start="reduce_init")
 
 
 @semantics("reciprocal")
@@ -79,4 +79,4 @@ def exponential(op: BoundOp) -> Run:
     def results(src: np.ndarray, max_value: np.ndarray | None = None) -> np.ndarray:
         return exp(up(src) - highest(max_value))
 
-    return reducing(op, "src", "add", results, start="reduce_init")
+    return reducing(op, "add", results, start="reduce_init")

@@ -21,7 +21,7 @@ Function = Callable[..., np.ndarray]
 def tensor_scalar_cumulative(op: BoundOp) -> Run:
     """The new value is the first operand of op1: a running difference alternates in sign."""
     first, up, down = step(op, "op0", "imm0"), load(op.dtype("src")), store(op.dtype("dst"))
-    name, sums, get = op.attrs["op1"], vector_sums(op, "src"), column(op, "imm1")
+    name, sums, get = op.attrs["op1"], vector_sums(op), column(op, "imm1")
     command, identity = op.attrs["reduce_cmd"], IDENTITY[name]
     running = _running_difference if name == "subtract" else _accumulate(FLOAT32.operators[name])
 

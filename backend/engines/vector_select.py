@@ -8,8 +8,9 @@ from math import prod
 import numpy as np
 
 from ...ir.dtypes import Dtype
+from ...ir.instructions.accumulators import lanes
 from ...ir.instructions.vector_select import FP32_MIN
-from ..accumulators import lanes_of, reducing
+from ..accumulators import reducing
 from ..numerics import constant, load, put, store
 from ..semantics import BoundOp, Run, semantics
 from .vector_arith import column
@@ -54,7 +55,7 @@ def select_reduce(op: BoundOp) -> Run:
     def results(predicate: np.ndarray, on_true: np.ndarray, on_false: np.ndarray | None = None) -> np.ndarray:
         return np.where(chosen(predicate), up(on_true), get(on_false))
 
-    return reducing(op, "on_true", op.attrs["reduce_op"], results)
+    return reducing(op, op.attrs["reduce_op"], results)
 
 
 _COMPARE = {
@@ -76,17 +77,17 @@ def range_select(op: BoundOp) -> Run:
     def results(on_true_tile: np.ndarray, bound0: np.ndarray, bound1: np.ndarray) -> np.ndarray:
         return np.where(compare0(index, bound0) & compare1(index, bound1), up(on_true_tile), other)
 
-    return reducing(op, "on_true_tile", op.attrs["reduce_op"], results)
+    return reducing(op, op.attrs["reduce_op"], results)
 
 
 @semantics("dropout")
 def dropout(op: BoundOp) -> Run:
     """Probabilities 0 and 1 keep all and nothing: the random number is at least 0 and below 1."""
-    get, random, (first, lanes) = column(op, "prob"), op.core.vector_random, lanes_of(op, "data")
+    get, random, (first, count) = column(op, "prob"), op.core.vector_random, lanes(op.instr)
     zero = np.zeros((), op.dtype("data").storage)
 
     def run(dst: np.ndarray, data: np.ndarray, prob: np.ndarray | None = None) -> None:
-        dropped = random.uniform(first, lanes, data.shape[1]) < get(prob)
+        dropped = random.uniform(first, count, data.shape[1]) < get(prob)
         put(dst, np.where(dropped, zero, data))
 
     return run

@@ -17,22 +17,41 @@ from typing import Any
 
 from ..graph import Instruction
 from ..machine import ReduceCmd
-from ..table import Kept, fail
+from ..table import Kept, fail, start_partition
 
-__all__ = ["SCALAR", "VECTOR", "accumulator", "allow_commands", "allow_reduction", "starts_with"]
+__all__ = [
+    "ACCUMULATORS",
+    "SCALAR",
+    "VECTOR",
+    "accumulator",
+    "allow_commands",
+    "allow_reduction",
+    "lanes",
+    "starts_with",
+]
 
 SCALAR, VECTOR = "accumulators of the Scalar engine", "accumulators of the Vector engine"
+ACCUMULATORS = (SCALAR, VECTOR)
+_INPUTS = ("data", "src", "on_true", "on_true_tile")
+
+
+def lanes(instr: Instruction) -> tuple[int, int]:
+    """First lane and number of lanes of an instruction. Model: those of its input's partitions."""
+    operand = next(instr.operands[name] for name in _INPUTS if name in instr.operands)
+    return start_partition(operand), operand.shape[0]  # type: ignore[union-attr]
 
 
 def accumulator(name: str) -> Callable[[Instruction], Kept]:
-    """The `kept` of a row with `reduce_cmd`: SCALAR or VECTOR. What idle leaves behind counts as nothing written."""
+    """The `kept` of a row with `reduce_cmd`: SCALAR or VECTOR. A row that may go without operator does not reduce then."""
 
     def kept(instr: Instruction) -> Kept:
         command, own = instr.attrs["reduce_cmd"], frozenset({name})
-        if instr.attrs.get("reduce_op", "given") is None and command is not ReduceCmd.reset:
-            command = ReduceCmd.idle
-        reads = command is ReduceCmd.reduce or "reduce_res" in instr.operands
-        return Kept(own if reads else frozenset(), own if command is not ReduceCmd.idle else frozenset())
+        if instr.attrs.get("reduce_op", name) is None and command is not ReduceCmd.reset:
+            return Kept(own) if "reduce_res" in instr.operands else Kept()
+        if command is ReduceCmd.idle:
+            reads = own if "reduce_res" in instr.operands else frozenset()
+            return Kept(reads, loses=own if name == VECTOR else frozenset())
+        return Kept(own if command is ReduceCmd.reduce else frozenset(), own)
 
     return kept
 
