@@ -11,6 +11,7 @@ import json
 import zlib
 from dataclasses import replace
 from difflib import get_close_matches
+from enum import Enum
 from functools import cache
 from importlib import resources
 from math import nan
@@ -420,7 +421,7 @@ class _Builder:
             elif isinstance(params[key], Param):
                 operands[key] = self.operand_value(value, row.name, key)
             else:
-                attrs[key] = params[key].decode(self.literal(value), loc, row.name)  # type: ignore[union-attr]
+                attrs[key] = self.attribute(value, params[key], row.name, loc)  # type: ignore[arg-type]
         for attr in row.attrs:
             if attr.name not in attrs and attr.name != "engine":
                 self.default(attr, attrs, row.name, loc)
@@ -435,6 +436,11 @@ class _Builder:
         return Instruction(
             row.name, operands, ordered, Engine[engine] if engine else None, label, self.tags(tags), labels, loc=loc
         )
+
+    def attribute(self, tree: Node, attr: Attr, op: str, loc: Loc) -> Any:
+        """The value of an attribute. A member of an enum may be called none, which is no None then."""
+        is_member = tree.data == "name" and isinstance(attr.type, type) and issubclass(attr.type, Enum)
+        return attr.decode(str(tree.children[0]) if is_member else self.literal(tree), loc, op)
 
     @staticmethod
     def default(attr: Attr, attrs: dict[str, Any], op: str, loc: Loc) -> None:
@@ -586,7 +592,7 @@ class _Builder:
         if tree is None:
             return None
         kind, index, stride, walk, first, bound = tree.children
-        if kind not in ("scalar", "vector"):
-            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar or vector", actual=str(kind))
+        if kind not in ("scalar", "vector", "columns"):
+            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar, vector, columns", actual=str(kind))
         numbers = (0 if token is None else self.integer(token) for token in (stride, bound, walk, first))
         return Dynamic(str(kind), self.operand(index), *numbers)

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from .access_pattern import shown
 from .dtypes import DTYPES, Dtype
 from .errors import KernelError, Loc
-from .graph import Instruction, Operand
-from .machine import Engine, NCVersion, Space, Target, start_partitions
+from .graph import Instruction, Operand, dynamic_kind
+from .machine import QUADRANT, Engine, NCVersion, Space, Target, start_partitions
 from .operators import ACTIVATIONS, ALU, OpKind
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "INTS",
     "NOT_PACKED",
     "TABLE",
+    "INDEX_DTYPES",
     "Attr",
     "Bound",
     "Kept",
@@ -42,6 +43,7 @@ __all__ = [
     "Write",
     "check_instruction",
     "fail",
+    "index_group",
     "instruction",
     "is_32_bits",
     "is_integral",
@@ -78,6 +80,7 @@ class Param:
     whole_rule: the start-partition rule of compute engines holds for it.
     dims_if:    (attribute, value, dims): other dims where the attribute has that value.
     list_of:    the argument, a list of tensors, of which this is one item; see ReadList.
+    indirect:   may be an indirect view, whose elements an index tile chooses along the free axis.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Param:
     doc: str = ""
     dims_if: tuple[str, Any, str] | None = None
     list_of: str = ""
+    indirect: bool = False
 
     def dims_for(self, attrs: Mapping[str, Any]) -> str:
         """The dims that hold with these attributes."""
@@ -460,20 +464,8 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
         )
     for param in row.operands:
         _check_operand(instr, param, target)
+    _check_limits(instr, row, target)
     dims = bind_dims(instr, row)
-    for dim, size in dims.items():
-        bound = row.limit(dim, target.version)
-        if bound is not None and size > bound:
-            name = _operand_with(row, instr, dim)
-            raise fail(
-                instr,
-                "E102",
-                name,
-                f"dim {dim} is {size}, limit is {bound}",
-                limit=f"{dim} <= {bound}",
-                actual=size,
-                hint=f"tile {dim} by {bound}",
-            )
     if instr.engine not in (None, Engine.unknown, *row.engines):
         allowed = ", ".join(map(str, row.engines))
         raise KernelError(
@@ -523,6 +515,8 @@ def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
         )
     if operand.space.is_on_chip:
         _check_partitions(instr, param, operand, target)
+    if dynamic_kind(operand) == "columns":
+        _check_indirect(instr, param, operand, target)
 
 
 def _space_hint(space: Space, param: Param) -> str:
@@ -578,6 +572,102 @@ def start_partition(operand: Operand) -> int:
     return operand.start_partition + base
 
 
+def _check_limits(instr: Instruction, row: Row, target: Target) -> None:
+    """No dimension is larger than the row allows: inputs first, since they are what the author tiles."""
+    for param in sorted(row.operands, key=lambda param: param.writes):
+        operand = instr.operands.get(param.name)
+        if operand is None or isinstance(operand, (int, float)):
+            continue
+        for dim, size in _sizes(param, operand, instr.attrs):
+            factor, name = _factor(dim)
+            bound = row.limit(name, target.version)
+            if bound is not None and size > factor * bound:
+                raise fail(
+                    instr,
+                    "E102",
+                    param.name,
+                    f"dim {name} is {size // factor}, limit is {bound}",
+                    limit=f"{name} <= {bound}",
+                    actual=size // factor,
+                    hint=f"tile {name} by {bound}",
+                )
+
+
+def _factor(dim: str) -> tuple[int, str]:
+    """`2M` as 2 and `M`."""
+    return (int(dim[0]), dim[1:]) if dim[0].isdigit() and not dim.isdigit() else (1, dim)
+
+
+INDEX_DTYPES = frozenset({"int16", "uint16", "int32", "uint32"})  # of an indirect view; unpublished
+
+
+def index_group(instr: Instruction) -> int:
+    """Partitions that share the indices of an indirect view (nki.language reference: NkiTensor.indirect)."""
+    return 32 if TABLE[instr.op].engines == (Engine.tensor,) else 16
+
+
+def _check_indirect(instr: Instruction, param: Param, operand: Any, target: Target) -> None:
+    """Where an indirect view may stand, and that its index lies where the engine reads it."""
+    if not param.indirect:
+        raise fail(
+            instr,
+            "E303",
+            param.name,
+            "an indirect view",
+            limit=f"indirect: {', '.join(p.name for p in TABLE[instr.op].operands if p.indirect) or 'no operand'}",
+            hint="gather into a tile with nisa.tensor_copy first",
+        )
+    if target.version < NCVersion.gen4:
+        raise fail(instr, "E108", param.name, f"an indirect view on {target}", limit="gen4 or later", actual=str(target))
+    group, index = index_group(instr), operand.index
+    rows, count, columns = operand.shape[0], prod(operand.shape[1:]), prod(index.shape[1:])
+    if rows % group or index.shape[0] != rows:  # Model: what fewer partitions than a group read is unpublished
+        raise fail(
+            instr,
+            "E104",
+            param.name,
+            f"an indirect view of {rows} partitions, indices in {index.shape[0]}",
+            limit=f"a multiple of {group} partitions, the same for both",
+            actual=rows,
+        )
+    if count > group * columns:
+        raise fail(
+            instr,
+            "E303",
+            param.name,
+            f"{count} elements of an indirect view",
+            limit=f"{group * columns} indices in {columns} columns of {group} partitions",
+            actual=count,
+            hint="widen the index tile",
+        )
+    if param.writes and instr.engine is Engine.scalar and operand.space is PSUM:
+        raise fail(instr, "E101", param.name, "a scatter into psum by the Scalar engine", limit="sbuf", actual="psum")
+    _check_index_place(instr, param, operand)
+
+
+def _check_index_place(instr: Instruction, param: Param, operand: Any) -> None:
+    """An index starts at a quadrant: that of its input; for a dst, where the first input starts, or its index."""
+    first = start_partition(operand.index)
+    wanted: int | None = start_partition(operand)
+    if param.writes:
+        inputs = [p.name for p in TABLE[instr.op].operands if not p.writes]
+        source = next((o for name in inputs if not isinstance(o := instr.operands.get(name, 0), (int, float))), None)
+        if source is None or (source.space is PSUM and dynamic_kind(source) != "columns"):
+            wanted = None
+        else:
+            wanted = start_partition(source.index if source.space is PSUM else source)  # type: ignore[arg-type]
+    if first % QUADRANT or wanted not in (None, first):
+        raise fail(
+            instr,
+            "E102",
+            param.name,
+            f"its index starts at partition {first}",
+            limit=f"partition {wanted}" if wanted is not None else f"a multiple of {QUADRANT}",
+            actual=first,
+            hint="let the compiler place the tiles, or start them at the same partition",
+        )
+
+
 def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
     """Solve the named dimensions over the operands. raises: KernelError E104 where two operands disagree."""
     dims: dict[str, int] = {}
@@ -587,18 +677,17 @@ def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
         if operand is None or isinstance(operand, (int, float)):
             continue
         for dim, size in _sizes(param, operand, instr.attrs):
-            if dim[0].isdigit() and not dim.isdigit():
-                factor, dim = int(dim[0]), dim[1:]
-                if size % factor:
-                    raise fail(
-                        instr,
-                        "E104",
-                        param.name,
-                        f"{size} elements a partition",
-                        limit=f"a multiple of {factor}",
-                        actual=size,
-                    )
-                size //= factor
+            factor, dim = _factor(dim)
+            if size % factor:
+                raise fail(
+                    instr,
+                    "E104",
+                    param.name,
+                    f"{size} elements a partition",
+                    limit=f"a multiple of {factor}",
+                    actual=size,
+                )
+            size //= factor
             if dim.isdigit():
                 if size != int(dim):
                     raise fail(
@@ -637,12 +726,6 @@ def _sizes(param: Param, operand: Any, attrs: Mapping[str, Any]) -> list[tuple[s
     shape = operand.shape
     sizes = (shape[0], prod(shape[1:])) if operand.space.is_on_chip else (prod(shape),)
     return [(name, size) for name, size in zip(names, sizes, strict=False) if name != "*"]
-
-
-def _operand_with(row: Row, instr: Instruction, dim: str) -> str:
-    """The operand that has a dimension: an input where there is one, since that is what the author tiles."""
-    named = [p for p in row.operands if dim in p.dims.split() and p.name in instr.operands]
-    return next((p.name for p in named if not p.writes), named[0].name if named else row.operands[0].name)
 
 
 def check_alu(instr: Instruction, target: Target, *names: str, kinds: tuple[OpKind, ...] = ()) -> None:
