@@ -517,6 +517,55 @@ def test_a_kernel_quantises_and_multiplies():
     np.testing.assert_allclose(mx_gemm(x, w, dense), exact, rtol=1e-5, atol=1e-5 * abs(exact).max())
 
 
+@nki.jit(target="gen4")
+def project(hidden, w, w_scale):
+    """hidden bf16[T, H], w packed[128, H/512, I], w_scale uint8[16, H/512, I]: quantised hidden times w, [I, T].
+
+    Lane q of word [p, j, t] of the quantised hidden is element h = q H/4 + 128 j + p of token t.
+    """
+    (t, h), n, i = hidden.shape, w.shape[1], w.shape[2]
+    out = nl.ndarray((i, t), dtype=nl.float32, buffer=nl.shared_hbm)
+    words_of_four = nl.ndarray((128, n, t, 4), hidden.dtype, buffer=nl.sbuf)
+    for lane in range(4):
+        for j in range(n):
+            start = lane * h // 4 + 128 * j
+            nisa.dma_copy(dst=words_of_four[:, j, :, lane], src=hidden.ap([[1, 128], [h, t]], offset=start))
+    x, x_scale = (nl.ndarray((128, n, t), dtype, buffer=nl.sbuf) for dtype in (nl.float8_e4m3fn_x4, nl.uint8))
+    nisa.quantize_mx(dst=x, src=words_of_four, dst_scale=x_scale)
+    w_sb, scale_sb = nl.ndarray(w.shape, w.dtype, buffer=nl.sbuf), nl.ndarray((128, n, i), nl.uint8, buffer=nl.sbuf)
+    nisa.dma_copy(dst=w_sb, src=w)
+    for b in range(16):
+        row = 32 * (b // 4) + b % 4
+        nisa.dma_copy(dst=scale_sb[row : row + 1], src=w_scale[b : b + 1])
+    acc = nl.ndarray((i, t), dtype=nl.bfloat16, buffer=nl.psum)
+    for j in range(n):
+        nisa.nc_matmul_mx(dst=acc, stationary=w_sb.view(nl.float8_e4m3fn_x4)[:, j, :], moving=x[:, j, :],
+                          stationary_scale=scale_sb[:, j, :], moving_scale=x_scale[:, j, :])
+    result = nl.ndarray((i, t), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=acc)
+    nisa.dma_copy(dst=out, src=result)
+    return out
+
+
+def test_a_projection_over_quarters_of_the_hidden_dimension():
+    t, h, i = 5, 1024, 6
+    n, rng = h // 512, np.random.default_rng(1)
+    hidden = rng.integers(-15, 16, (t, h)).astype(ml_dtypes.bfloat16)  # float8 holds them exactly
+    w, w_scale = words(128, n, i, seed=7), scales(16, n, i, seed=8)
+    # h = 777 lies in lane 3 of word [9, 0]: 777 = 3 * 256 + 9.
+    position = {q * h // 4 + 128 * j + p: (p, j, q) for p in range(128) for j in range(n) for q in range(4)}
+    assert position[777] == (9, 0, 3) and len(position) == h
+    dense = np.empty((h, i))
+    for number, (p, j, q) in position.items():
+        for column in range(i):
+            scale = math.ldexp(1, int(w_scale[p // 8, j, column]) - 127)
+            dense[number, column] = decode(w[p, j, column], q, "float8_e4m3fn_x4") * scale
+    exact = (hidden.astype(np.float64) @ dense).T
+    first = (hidden.astype(np.float64) * [position[k][1] == 0 for k in range(h)] @ dense).T
+    # The first product and the sum each round to bfloat16, half a unit of 2^-8 at most.
+    assert (abs(project(hidden, w, w_scale) - exact) <= 2.0**-8 * (abs(first) + abs(exact)) * 1.01).all()
+
+
 def test_a_scale_row_that_is_read_must_have_been_written():
     @nki.jit(target="gen4")
     def kernel(x):
