@@ -149,7 +149,8 @@ _no_remainder("mod", "floor")
 
 # --- one input: activations ------------------------------------------------------------------------------------------
 
-# Valid ranges of nl.log, sqrt and arctan are those of the engine, see "NKI ISA API Common Fields".
+# Of those that do not take all numbers: the range in which the engine's result is valid ("NKI ISA API Common Fields").
+_VALID = {"log": "2^-64 to 2^64", "sqrt": "2^-116 to 2^118", "arctan": "-pi/2 to pi/2"}
 _NOT_ACTIVATIONS = {"copy", "prelu", "reciprocal", "rsqrt", "sin"}  # prelu is an operator alone; the others are below
 
 
@@ -158,7 +159,8 @@ def _activation_function(name: str) -> None:
     def call(x: Any, dtype: Any = None) -> NkiTensor:
         return _activation(name, as_tile(name, "x", x), dtype)
 
-    call.__doc__ = f"The activation function {name} of each element."
+    valid = f", valid from {_VALID[name]}" if name in _VALID else ""
+    call.__doc__ = f"The activation function {name} of each element{valid}."
 
 
 def _activation(name: str, x: NkiTensor, dtype: Any = None, role: str = "", **arguments: Any) -> NkiTensor:
@@ -287,7 +289,8 @@ _TURN = (6.25, 0.033203125, 2 * pi - 6.25 - 0.033203125)
 def _within(name: str, x: NkiTensor, turn: float, shift: float = 0.0) -> NkiTensor:
     """float32: x less the nearest multiple of `turn` * 2 pi, where x is `shift` of a turn further on.
 
-    Accurate to 1e-6 for |x| up to 3e6 turns; the last digits of larger ones are lost, as those of x itself are.
+    Within 1e-6 for |x| up to 1.6e6. Far beyond, float32 has too few digits for the products, and what is left of x can
+    be outside the range that the engine takes.
     """
     count = new_tile(name, x.shape, DTYPES["int32"], role="turns")
     shifted = {"op1": "add", "operand1": shift} if shift else {}

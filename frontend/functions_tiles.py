@@ -155,8 +155,7 @@ def new_tile(name: str, shape: Sequence[int], dtype: Dtype, buffer: Space = Spac
     if shape[0] > tracer.target.partitions:
         raise author_error(
             "E102",
-            f"nl.{name}: size of partition dimension {shape[0]} exceeds the architecture's limit of "
-            f"{tracer.target.partitions}",
+            f"nl.{name}: size of partition dimension {shape[0]} exceeds the architecture's limit of {tracer.target.partitions}",
             limit=f"shape[0] <= {tracer.target.partitions}",
             actual=shape[0],
             hint=f"tile the partition dimension by {tracer.target.partitions}",
