@@ -122,6 +122,12 @@ def test_an_output_that_depends_on_an_element_is_poisoned_by_it(text, seed):
                     assert reached[array != clean[out]].all(), f"{name}[{flat}] reaches more of {out}"
 
 
+@pytest.mark.parametrize("text", [*EXAMPLES, "nc_match_replace8 dst=%a data=%a vals=%v imm=-inf"])
+def test_examples_print_as_they_parse(text):
+    module = parse(f"kernel @k stage=trace target=gen4 {{\n core 0 {{\n{TENSORS}\n{text}\n}}\n}}")
+    assert parse(str(module)) == module
+
+
 def test_a_scan_poisons_what_comes_after():
     dst = after("tensor_tensor_scan dst=%o data0=%a data1=%b initial=0.0 op0=multiply op1=add", data1=((1, 4), UNWRITTEN))
     assert dst["dst"].tolist() == [[CLEAN] * 9, [CLEAN] * 4 + [POISON] * 5, [CLEAN] * 9, [CLEAN] * 9]
