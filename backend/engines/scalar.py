@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...ir.graph import Access, View
+from ...ir.instructions.accumulators import lanes
 from ...ir.machine import ReduceCmd
 from ..activations import ACTIVATION
 from ..alu import FLOAT32, in_sequence
@@ -137,13 +137,9 @@ def _prelu(x: np.ndarray, slope: np.ndarray) -> np.ndarray:
 
 
 def _accumulators(op: BoundOp) -> np.ndarray:
-    """The float32 accumulators of the partitions that data covers, one a partition."""
-    data = op.instr.operands["data"]
-    assert not isinstance(data, (int, float))
-    first = data.start_partition
-    if isinstance(data, (View, Access)) and data.tensor.address is not None:
-        first += data.tensor.address.partition
-    return op.core.scalar_sum[first : first + data.shape[0]]
+    """The float32 accumulators of the instruction's lanes, a view of the core's."""
+    first, count = lanes(op.instr)
+    return op.core.scalar_sum[first : first + count]
 
 
 def _largest(values: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ..graph import Instruction, Memory
+from ..graph import Instruction
 from ..machine import QUADRANT, Engine, NCVersion, Target
-from ..table import PSUM, SBUF, Attr, Read, ReadWrite, Write, fail, instruction
+from ..table import PSUM, SBUF, Attr, Read, ReadWrite, Write, fail, instruction, start_partition
 from .costs import MIN_II
 
 __all__ = ["GROUP_PARTITIONS", "LANES", "scale_rows"]
@@ -73,9 +73,7 @@ def _scale_tile(instr: Instruction, name: str, partitions: int, columns: int) ->
             limit=f"at least {columns}: one scale for each word",
             actual=width,
         )
-    first = operand.start_partition
-    if not isinstance(operand, Memory) and operand.tensor.address is not None:
-        first += operand.tensor.address.partition
+    first = start_partition(operand)
     if first % QUADRANT not in SCALE_STARTS:
         raise fail(
             instr,
