@@ -9,10 +9,12 @@ import numpy as np
 
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Memory
+from ..ir.instructions.gpsimd import in_snakes
 from ..ir.machine import OOBMode
+from ..ir.table import fail
 from .memory import strided_view
 
-__all__ = ["DynamicOperand", "row_step"]
+__all__ = ["ColumnOperand", "DynamicOperand", "column_step", "row_step"]
 
 
 class DynamicOperand:
@@ -141,6 +143,70 @@ class DynamicOperand:
     def empty(self) -> np.ndarray:
         """A stand-in for the operand: contiguous, of its dtype and pattern counts."""
         return np.empty(self.memory.shape, self.memory.dtype.storage)
+
+
+class ColumnOperand:
+    """An indirect view on chip: each group of partitions chooses elements along the free axis by its own indices.
+
+    rows: all that an index can name, a view of the memory, [partitions, bound]. index: [partitions, K]. count: elements
+    of the operand a partition. group: partitions that share indices. shape: that in which semantics read the operand.
+    """
+
+    def __init__(
+        self, instr: Instruction, name: str, rows: np.ndarray, index: np.ndarray, count: int, group: int, shape: tuple[int, ...]
+    ) -> None:
+        self.instr, self.name, self.count, self.group, self.shape = instr, name, count, group, shape
+        self.index = index.reshape(len(index), -1) if index.ndim != 2 else index
+        self.groups = rows.reshape(len(rows) // group, group, -1)
+        assert np.may_share_memory(self.groups, rows), "splitting the first axis makes no copy"
+
+    def places(self) -> np.ndarray:
+        """int64[groups, 1, count]. raises: KernelError E308 for an index outside the rows."""
+        values = in_snakes(self.index, self.group)[:, : self.count].astype(np.int64)
+        bound = self.groups.shape[2]
+        legal = (values >= 0) & (values < bound)
+        if not legal.all():
+            bad = int(values.flat[np.argmin(legal)])
+            raise fail(
+                self.instr,
+                "E308",
+                self.name,
+                f"index {bad} is outside the {bound} elements of a partition",
+                limit=f"0 <= index < {bound}",
+                actual=bad,
+                hint="clamp the indices",
+            )
+        return values[:, None, :]
+
+    def gather(self, places: np.ndarray) -> np.ndarray:
+        """A copy of the elements, in the shape that semantics read."""
+        return np.take_along_axis(self.groups, places, axis=2).reshape(self.shape)
+
+    def read(self) -> np.ndarray:
+        return self.gather(self.places())
+
+    def scatter(self, values: np.ndarray, places: np.ndarray) -> None:
+        """Of elements that meet, the last stays (what the machine does is unspecified)."""
+        shape = (*self.groups.shape[:2], self.count)
+        np.put_along_axis(self.groups, np.broadcast_to(places, shape), values.reshape(shape), axis=2)
+
+
+def column_step(
+    run: Callable[..., None],
+    fetches: dict[str, Callable[[], np.ndarray]],
+    targets: dict[str, ColumnOperand],
+) -> Callable[[], None]:
+    """The step of an instruction that scatters: it works on what its targets hold, which is then put back."""
+
+    def step() -> None:
+        arrays = {name: fetch() for name, fetch in fetches.items()}
+        places = {name: target.places() for name, target in targets.items()}
+        written = {name: target.gather(places[name]) for name, target in targets.items()}
+        run(**arrays, **written)
+        for name, target in targets.items():
+            target.scatter(written[name], places[name])
+
+    return step
 
 
 def row_step(

@@ -8,8 +8,9 @@ instruction runs. Nothing else is checked or looked up again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from random import Random
 
 import numpy as np
@@ -30,9 +31,9 @@ from ..ir.graph import (
 )
 from ..ir.instructions.dma import DEFAULT_AXES
 from ..ir.machine import Space
-from ..ir.table import Param, lookup
+from ..ir.table import Param, index_group, lookup
 from . import engines  # noqa: F401 -- fills the registry of semantics
-from .dynamic import DynamicOperand, row_step
+from .dynamic import ColumnOperand, DynamicOperand, column_step, row_step
 from .memory import CoreMemory, HbmBuffer, HbmMap, flattened, fresh, read_shape, strided_view
 from .order import Event, block_order
 from .semantics import SEMANTICS, BoundOp, CoreState
@@ -229,9 +230,17 @@ class _Builder:
         static: dict[str, np.ndarray] = {}
         late: dict[str, Callable[[], np.ndarray]] = {}
         moving: dict[str, DynamicOperand] = {}
+        scattered: dict[str, ColumnOperand] = {}
         for param in lookup(instr.op).operands:
             operand = instr.operands.get(param.name)
             if not isinstance(operand, Memory):
+                continue
+            if operand.dynamic is not None and operand.dynamic.kind == "columns":
+                columns = self.column_operand(instr, param, operand, core)
+                if param.writes:
+                    scattered[param.name] = columns
+                else:
+                    late[param.name] = columns.read
                 continue
             if operand.dynamic is not None:
                 moving[param.name] = self.dynamic_operand(instr, param, operand, core)
@@ -241,7 +250,7 @@ class _Builder:
                 static[param.name] = bound
             else:
                 late[param.name] = bound
-        step = self.assemble(instr, run, static, late, moving)
+        step = self.assemble(instr, run, static, late, moving, scattered)
         marks = [mark for memory in _writes(instr) if (mark := self.marker(memory, core, in_loop, moving.get("dst")))]
         return _with_marks(step, marks) if marks else step
 
@@ -252,6 +261,7 @@ class _Builder:
         static: dict[str, np.ndarray],
         late: dict[str, Callable[[], np.ndarray]],
         moving: dict[str, DynamicOperand],
+        scattered: dict[str, ColumnOperand],
     ) -> Step:
         if any(operand.needs_rows for operand in moving.values()):
             fetch = {name: partial(_itself, array) for name, array in static.items()} | late
@@ -261,6 +271,8 @@ class _Builder:
             return row_step(run, fetch, moving, axes)
         row = lookup(instr.op)
         late |= {name: d.view if row.operand(name).writes else d.read for name, d in moving.items()}
+        if scattered:
+            return column_step(run, {name: partial(_itself, array) for name, array in static.items()} | late, scattered)
         if not late:
             return partial(run, **static)
         items = tuple(late.items())
@@ -275,6 +287,15 @@ class _Builder:
         if isinstance(view, _Rebind):
             return lambda: view.view.reshape(shape)  # type: ignore[union-attr]
         return flattened(view, shape)
+
+    def column_operand(self, instr: Instruction, param: Param, memory: Memory, core: Core) -> ColumnOperand:
+        assert memory.dynamic is not None
+        index = self.static_view(memory.dynamic.index, core)
+        whole = replace(memory, pattern=((memory.dynamic.stride, memory.dynamic.bound),), dynamic=None)
+        rows = self.static_view(whole, core)
+        assert isinstance(index, np.ndarray) and isinstance(rows, np.ndarray), "an indirect view lies on chip"
+        shape = read_shape(memory, param.keeps_dims, param.dims == "")
+        return ColumnOperand(instr, param.name, rows, index, prod(memory.shape[1:]), index_group(instr), shape)
 
     def dynamic_operand(self, instr: Instruction, param: Param, memory: Memory, core: Core) -> DynamicOperand:
         assert memory.dynamic is not None

@@ -107,6 +107,10 @@ class NkiTensor:
     def vector_select(self, dim: int, index: NkiTensor) -> NkiTensor:
         return self._step("vector_select", dim, index)
 
+    def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
+        """Elements along the free axis, gathered (as an input) or scattered (as dst) by an index tile; gen4."""
+        return self._step("indirect", index, num_elem)
+
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         return self._step("permute", dims)
 

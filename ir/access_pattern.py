@@ -16,6 +16,7 @@ from .dtypes import Dtype, as_dtype
 from .errors import KernelError
 from .machine import Space
 
+LARGEST_GROUP = 32  # partitions that share the indices of an indirect view: 32 on the Tensor engine, 16 on the others
 MAX_RANK = 5  # dimensions of a tensor, the partition included (NKI language guide)
 _MAX_BITS = 62  # of an integer argument: far beyond any memory, and printable
 
@@ -25,8 +26,9 @@ class DynamicOffset:
     """An address part known only when the kernel runs: `index * stride` elements are added to the offset.
 
     kind:   "scalar": one index for the whole access; "vector": row p of dim 0 lies at index[p] * stride (the layout's
-            own stride of dimension 0 then does not count).
-    index:  a one-element (scalar) or (P,1) (vector) operand, or a register.
+            own stride of dimension 0 then does not count); "columns": element j of each partition lies at
+            index[g*G + j % G, j // G] * stride, in group g of G partitions (the layout's stride of dimension 1 is 0).
+    index:  a one-element (scalar), (P,1) (vector) or (P,K) (columns) operand, or a register.
     stride: elements per unit of the index.
     bound:  legal indices are first <= index < bound. Where the first dimension steps along the indexed one, row i
             counts as index + i*walk, so that each row can be inside or outside on its own.
@@ -237,7 +239,7 @@ def checked_dtype(value: object, verb: str) -> Dtype:
 
 def scalar_index(value: object, verb: str) -> object:
     """A run-time index for the whole access: an operand of one element."""
-    shape = _operand_shape(value, verb)
+    shape = operand_shape(value, verb)
     if prod(shape) != 1:
         raise fault(
             "E303",
@@ -251,7 +253,7 @@ def scalar_index(value: object, verb: str) -> object:
 
 def vector_index(value: object, verb: str) -> object:
     """A run-time index for each row: an operand (P,1)."""
-    shape = _operand_shape(value, verb)
+    shape = operand_shape(value, verb)
     if prod(shape[1:]) != 1:
         raise fault(
             "E303",
@@ -263,7 +265,7 @@ def vector_index(value: object, verb: str) -> object:
     return value
 
 
-def _operand_shape(value: object, verb: str) -> tuple[int, ...]:
+def operand_shape(value: object, verb: str) -> tuple[int, ...]:
     if not isinstance(getattr(value, "space", None), Space):
         raise fault(
             "E301",
@@ -429,7 +431,7 @@ def _with_vector(result: Layout, receiver: Layout, index: object, dim: object, s
             hint="reshape or permute the HBM tensor so that the indexed dimension comes first",
         )
     # An indirect transpose takes its indices from several columns, column after column; copies check that there is one.
-    indices = prod(_operand_shape(index, "ap with vector_offset"))
+    indices = prod(operand_shape(index, "ap with vector_offset"))
     if indices < result.shape[0]:
         raise fault(
             "E303",

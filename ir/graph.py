@@ -44,6 +44,7 @@ __all__ = [
     "Step",
     "Tensor",
     "View",
+    "dynamic_kind",
     "instructions",
     "statements",
 ]
@@ -253,6 +254,15 @@ class Memory(_Pattern):
 
 
 Operand = View | Access | Memory | int | float
+
+
+def dynamic_kind(operand: Operand | None) -> str | None:
+    """The kind of a dynamic address, see layout.DynamicOffset; None for a static operand."""
+    if isinstance(operand, View):
+        return None if operand.layout.dynamic is None else operand.layout.dynamic.kind
+    if isinstance(operand, (Access, Memory)):
+        return None if operand.dynamic is None else operand.dynamic.kind
+    return None
 
 
 class LoopTag(NamedTuple):

@@ -8,6 +8,7 @@ where its rows are addressed at run time: it stays first and whole.
     slice(dim, start, end)   cut one dimension      0 <= start < end <= size, step >= 1; D on chip: step 1
     select(dim, i)           drop one dimension     not D; a register or one-element tensor selects at run time
     vector_select(0, idx)    rows idx[0], idx[1]..  HBM; idx is (P,1)
+    indirect(idx, num_elem)  columns idx[0,0]..     on chip; idx is (P,K); the last step
     permute(dims)            reorder                D first
     broadcast(dim, size)     repeat one element     size 1, not D
     expand_dim(dim)          insert a size of 1     not at D
@@ -28,9 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from math import prod
+from typing import Any
 
 from .access_pattern import (
+    LARGEST_GROUP,
     DynamicOffset,
     Layout,
     ap,
@@ -45,6 +49,7 @@ from .access_pattern import (
     integer,
     integers,
     keep_rows,
+    operand_shape,
     require_hbm,
     scalar_index,
     shown,
@@ -219,6 +224,54 @@ def vector_select(layout: Layout, dim: int, index: object) -> Layout:
     rows = vector_index(index, "vector_select").shape[0]  # type: ignore[attr-defined]
     offset = DynamicOffset("vector", index, indexed_stride(layout, 0, "vector_select"), layout.shape[0])
     return replace(layout, shape=_put(layout.shape, 0, rows), dynamic=offset)
+
+
+def indirect(layout: Layout, index: object, num_elem: int | None = None) -> Layout:
+    """Elements along the free axis of an on-chip tensor, chosen by an index tensor (P,K).
+
+    Groups of 16 partitions (32 on the Tensor engine) share their indices: the offset of element j is at row j % 16,
+    column j // 16 of the group. Model: num_elem is 16*K by default (the page says "index.size", which more partitions
+    than one group do not have); free dimensions that are not one run with one stride are refused.
+    """
+    if not layout.on_chip:
+        raise fault(
+            "E303",
+            "indirect: the tensor is in HBM",
+            limit="a tensor on chip",
+            actual="HBM",
+            hint="a DMA gathers rows of HBM: vector_select, or ap(vector_offset=...)",
+        )
+    still_static(layout, "indirect")
+    rows, *columns = operand_shape(index, "indirect")
+    if not columns or rows != layout.shape[0]:
+        raise fault(
+            "E303",
+            f"indirect: the index has shape {(rows, *columns)}",
+            limit=f"({layout.shape[0]}, K), the partitions of the tensor",
+            actual=(rows, *columns),
+            hint="pass the rows of the index tile that belong to these partitions",
+        )
+    (stride, size), *more = _merge(layout.shape[1:], layout.strides[1:])
+    if more or (stride == 0 and size > 1):
+        raise fault(
+            "E305",
+            "indirect: the free dimensions are not one run",
+            limit="one stride",
+            actual=f"shape {layout.shape}, strides {layout.strides}",
+            hint="copy the view into a contiguous tile first",
+        )
+    most = LARGEST_GROUP * prod(columns)
+    count = most // 2 if num_elem is None else integer(num_elem, "indirect: num_elem")
+    if not 1 <= count <= most:
+        raise fault(
+            "E303",
+            f"indirect: {count} elements",
+            limit=f"1 to {most}, an index for each",
+            actual=count,
+            hint="widen the index tile",
+        )
+    offset = DynamicOffset("columns", index, max(stride, 1), size)
+    return replace(layout, shape=(rows, count), strides=(layout.strides[0], 0), dynamic=offset)
 
 
 # ---- dimensions of one element ----
@@ -530,11 +583,30 @@ def view(layout: Layout, dtype: Dtype) -> Layout:
     )
 
 
-STEPS: dict[str, Callable[..., Layout]] = {
+def _not_after_indirect(name: str, step: Callable[..., Layout]) -> Callable[..., Layout]:
+    """The columns of an indirect view are where its index says, so that no further step can be taken on it."""
+
+    @wraps(step)
+    def checked(layout: Layout, *args: Any, **kwargs: Any) -> Layout:
+        if layout.dynamic is not None and layout.dynamic.kind == "columns":
+            raise fault(
+                "E303",
+                f"{name}: the view is indirect",
+                limit="indirect as the last step",
+                actual=name,
+                hint="take the step before indirect(), or on the index",
+            )
+        return step(layout, *args, **kwargs)
+
+    return checked
+
+
+_STEPS: dict[str, Callable[..., Layout]] = {
     "index": index,
     "slice": slice_,
     "select": select,
     "vector_select": vector_select,
+    "indirect": indirect,
     "permute": permute,
     "broadcast": broadcast,
     "expand_dim": expand_dim,
@@ -546,3 +618,5 @@ STEPS: dict[str, Callable[..., Layout]] = {
     "view": view,
     "ap": ap,
 }
+
+STEPS: dict[str, Callable[..., Layout]] = {name: _not_after_indirect(name, step) for name, step in _STEPS.items()}

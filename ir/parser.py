@@ -593,6 +593,7 @@ class _Builder:
             return None
         kind, index, stride, walk, first, bound = tree.children
         if kind not in ("scalar", "vector", "columns"):
-            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit="scalar, vector, columns", actual=str(kind))
+            limit = "scalar, vector or columns"
+            raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit=limit, actual=str(kind))
         numbers = (0 if token is None else self.integer(token) for token in (stride, bound, walk, first))
         return Dynamic(str(kind), self.operand(index), *numbers)

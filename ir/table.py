@@ -26,10 +26,10 @@ from .operators import ACTIVATIONS, ALU, OpKind
 __all__ = [
     "ANY",
     "FLOATS",
+    "INDEX_DTYPES",
     "INTS",
     "NOT_PACKED",
     "TABLE",
-    "INDEX_DTYPES",
     "Attr",
     "Bound",
     "Kept",

@@ -27,10 +27,11 @@ from .graph import (
     Statement,
     Tensor,
     View,
+    dynamic_kind,
     statements,
 )
 from .machine import Engine, Space, Target
-from .table import check_instruction, fail, lookup
+from .table import INDEX_DTYPES, check_instruction, fail, lookup
 
 __all__ = ["MAX_FREE_DIMS", "QUEUES", "verify"]
 
@@ -286,7 +287,18 @@ def _check_operand(instr: Instruction, name: str, operand: Operand, module: Modu
 
 def _check_index(instr: Instruction, name: str, index: Operand, module: Module) -> None:
     assert not isinstance(index, (int, float))
-    if index.space not in (Space.SBUF, Space.REGISTER) or index.dtype not in ("int32", "uint32"):
+    if dynamic_kind(instr.operands[name]) == "columns":
+        if index.space is not Space.SBUF or index.dtype not in INDEX_DTYPES:
+            raise fail(
+                instr,
+                "E303",
+                name,
+                f"an index of {index.dtype} in {index.space}",
+                limit=f"{', '.join(sorted(INDEX_DTYPES))} in sbuf",
+                actual=f"{index.dtype} @{index.space.value}",
+                hint="copy the index into such a tile",
+            )
+    elif index.space not in (Space.SBUF, Space.REGISTER) or index.dtype not in ("int32", "uint32"):
         raise fail(
             instr,
             "E303",
@@ -359,6 +371,11 @@ def _check_pattern(instr: Instruction, name: str, operand: Access | Memory, row:
             f"dynamic offset * {d.stride} walk {d.walk} in {d.first}:{d.bound}",
             limit="stride >= 1, at least one legal index, rows that step as far as the index walks",
         )
+    if d.kind == "columns":
+        counts = tuple(count for _, count in operand.pattern)
+        if operand.partitions is None or d.walk or d.first or operand.pattern not in (((0, counts[0]),), ((1, 1),)):
+            raise fail(instr, "E303", name, f"columns of {operand.pattern}", limit="p0:p1 and one pair [0 x count], on chip")
+        return
     if operand.partitions is not None and (d.walk or d.kind == "vector"):
         raise fail(instr, "E303", name, f"{d.kind} offset of rows on chip", limit="one scalar offset on chip")
     assert not isinstance(d.index, (int, float))

@@ -24,9 +24,10 @@ from ..ir.dtypes import DTYPES
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, instructions
 from ..ir.instructions.accumulators import ACCUMULATORS, lanes
+from ..ir.instructions.gpsimd import in_snakes
 from ..ir.machine import OOBMode, Space
 from ..ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
-from ..ir.table import TABLE, fail, operand_text
+from ..ir.table import TABLE, fail, index_group, operand_text
 from .liveness import touched
 from .pipeline import register_pass
 from .shadow import Shadow, repeat, static_trips, written_tensors
@@ -464,6 +465,8 @@ def _index_levels(core: _Core, instr: Instruction, access: Access) -> np.ndarray
     level = core[index.tensor.name].read(index)
     if isinstance(level, int):
         return None if level == CLEAN else np.full(index.shape, level, np.uint8)
+    if access.dynamic.kind == "columns":
+        return in_snakes(level.reshape(len(level), -1), index_group(instr))[:, : prod(access.shape[1:])]
     rows = access.pattern[0][1] if access.dynamic.kind == "vector" else len(level)
     return level[:rows]
 

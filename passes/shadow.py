@@ -111,6 +111,8 @@ class Shadow:
         places = _either(_elements(region))
         if access.dynamic.kind == "vector":  # each row may be any row
             places = np.broadcast_to(places, (access.pattern[0][1], *places.shape))
+        elif access.dynamic.kind == "columns":  # each element of a partition may be any
+            places = np.broadcast_to(places[:, None], (len(places), prod(access.shape[1:]))).reshape(access.shape)
         return places
 
     def write(self, access: Access, levels: np.ndarray | int, certain: bool = True) -> None:
@@ -191,6 +193,8 @@ class Shadow:
         pairs, number = list(access.pattern), dynamic.bound - dynamic.first
         if dynamic.kind == "vector":
             pairs = pairs[1:]
+        elif dynamic.kind == "columns":
+            pairs = []
         elif dynamic.walk:  # row i lies at index + i * walk, and that sum is what the bounds are about
             pairs[0] = (pairs[0][0] - dynamic.walk * dynamic.stride, pairs[0][1])
         elements = prod(count for _, count in pairs) * (access.partitions[1] if access.partitions else 1)

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE
+from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE, in_snakes
 from ...ir.instructions.gpsimd_gather import valid_indices
 from ...ir.table import fail
 from ..numerics import put
@@ -37,8 +37,7 @@ def local_gather(op: BoundOp) -> Run:
     valid, steps = valid_indices(op.instr, columns), np.arange(run_length)
 
     def run(dst: np.ndarray, src_buffer: np.ndarray, index: np.ndarray) -> None:
-        # Index v of a group is at partition v % 16, column v // 16.
-        flat = index.reshape(groups, PARTITIONS_PER_CORE, columns).swapaxes(1, 2).reshape(groups, -1)[:, :valid]
+        flat = in_snakes(index)[:, :valid]
         _require_inside(op, "index", flat, free - run_length + 1, "src_buffer")
         places = (flat[:, :, None] + steps).reshape(groups, 1, -1)
         source = src_buffer.reshape(groups, PARTITIONS_PER_CORE, free)

@@ -7,7 +7,7 @@ from math import prod
 import ml_dtypes
 import numpy as np
 
-from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE
+from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE, in_snakes
 from ...ir.instructions.gpsimd_select import kept_elements, topk_columns
 from ...ir.operators import ALU
 from ..alu import FLOAT32, bits
@@ -79,7 +79,7 @@ def topk(op: BoundOp) -> Run:
         return padded.reshape(groups, columns, PARTITIONS_PER_CORE).swapaxes(1, 2).reshape(-1, columns)
 
     def run(val_dst: np.ndarray, idx_dst: np.ndarray, src: np.ndarray) -> None:
-        snake = src.reshape(groups, PARTITIONS_PER_CORE, -1).swapaxes(1, 2).reshape(groups, -1)[:, :n]
+        snake = in_snakes(src)[:, :n]
         # Negation keeps NaN a NaN, which NumPy sorts last.
         order = np.argsort(-snake.astype(np.float32), axis=1, kind="stable")[:, :results]
         if not op.attrs["sorted"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ..graph import Access, Instruction, Memory, Operand, View
+from ..graph import Instruction, Operand, View, dynamic_kind
 from ..machine import DGEMode, Engine, NCVersion, OOBMode, Target
 from ..table import (
     ANY,
@@ -28,15 +28,6 @@ from ..table import (
 )
 
 _DMA_MEMORIES = (SHARED_HBM, HBM, SBUF)
-
-
-def dynamic_kind(operand: Operand | None) -> str | None:
-    """ "scalar", "vector", or None for a static operand."""
-    if isinstance(operand, View):
-        return None if operand.layout.dynamic is None else operand.layout.dynamic.kind
-    if isinstance(operand, (Access, Memory)):
-        return None if operand.dynamic is None else operand.dynamic.kind
-    return None
 
 
 def _size(operand: Operand) -> int:

@@ -14,6 +14,12 @@ from .costs import GPSIMD_BASE
 PARTITIONS_PER_CORE = 16  # GpSimd core i works on partitions 16i..16i+15, per-row operations on 16i alone
 
 
+def in_snakes(tile: np.ndarray, group: int = PARTITIONS_PER_CORE) -> np.ndarray:
+    """(P, F) to (P / group, group * F): each group's elements in the order partition after partition, then column."""
+    groups, columns = len(tile) // group, tile.shape[1]
+    return tile.reshape(groups, group, columns).swapaxes(1, 2).reshape(groups, -1)
+
+
 def affine_numbers(instr: Instruction) -> np.ndarray:
     """int32[P,F]: p * channel_multiplier + sum(step * index), where p counts from the first partition of dst.
 

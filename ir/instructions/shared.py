@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Access, Instruction, Memory, View
+from ..graph import Access, Instruction, Memory, View, dynamic_kind
 from ..machine import Engine, NCVersion, Space, Target
 from ..operators import ALU, OpKind
 from ..table import (
@@ -24,6 +24,7 @@ from ..table import (
     same_dtype,
 )
 from .costs import MIN_II, copy_cycles, two_inputs
+from .indirect import copies_on_vector_or_scalar
 
 __all__ = ["exact_integers", "in_psum", "is_address_form"]
 
@@ -116,13 +117,13 @@ instruction(
     "tensor_copy",
     "Copy a tile; equal dtypes copy the bits, others convert through float32.",
     (
-        Write("dst", SBUF, PSUM, dtypes=ANY),
-        Read("src", SBUF, PSUM, dtypes=ANY),
+        Write("dst", SBUF, PSUM, dtypes=ANY, indirect=True),
+        Read("src", SBUF, PSUM, dtypes=ANY, indirect=True),
         Attr("engine", Engine, Engine.unknown, doc="unknown: the compiler chooses"),
     ),
     engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
     choose_engine=_copy_engine,
-    checks=(gpsimd_sees_sbuf, _packed_copies_bits),
+    checks=(gpsimd_sees_sbuf, _packed_copies_bits, copies_on_vector_or_scalar),
     cycles=copy_cycles,
     poison="elementwise",
     formula="dst[p,i] = src[p,i]",
@@ -230,8 +231,8 @@ instruction(
     "tensor_tensor",
     "Elementwise operation of two tiles; nothing is broadcast.",
     (
-        Write("dst", SBUF, PSUM),
-        Read("data1", SBUF, PSUM),
+        Write("dst", SBUF, PSUM, indirect=True),
+        Read("data1", SBUF, PSUM, indirect=True),
         Read("data2", SBUF, PSUM),
         OpAttr("op", doc="binary ALU operator"),
         Attr("engine", Engine, Engine.unknown),
@@ -297,6 +298,14 @@ def is_address_form(instr: Instruction) -> bool:
     )
 
 
+def _static_addresses(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """The address form takes no indirect views."""
+    name = next((name for name, operand in instr.operands.items() if dynamic_kind(operand) == "columns"), None)
+    if name is not None and is_address_form(instr):
+        raise fail(instr, "E303", name, "an indirect view in integer arithmetic", limit="a float dtype, or a direct tile",
+                   hint="gather into a tile with nisa.tensor_copy first")
+
+
 def _tensor_scalar_engines(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     ops = (instr.attrs["op0"], instr.attrs["op1"])
     bitvec = any(op and ALU[op].is_bitvec for op in ops)
@@ -340,8 +349,8 @@ instruction(
     "tensor_scalar",
     "One or two elementwise operations with a number or a per-partition column each; float32 in between.",
     (
-        Write("dst", SBUF, PSUM),
-        Read("data", SBUF, PSUM),
+        Write("dst", SBUF, PSUM, indirect=True),
+        Read("data", SBUF, PSUM, indirect=True),
         OpAttr("op0", optional=True, doc="first operator; None passes data on"),
         Read("operand0", SBUF, PSUM, dims="P 1", immediate=True, optional=True),
         Attr("reverse0", bool, False, doc="swap the inputs of op0"),
@@ -352,7 +361,7 @@ instruction(
     ),
     engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
     choose_engine=_tensor_scalar_engine,
-    checks=(_tensor_scalar_ops, _op_kinds_match, _tensor_scalar_engines, gpsimd_sees_sbuf),
+    checks=(_tensor_scalar_ops, _op_kinds_match, _tensor_scalar_engines, gpsimd_sees_sbuf, _static_addresses),
     cycles=copy_cycles,
     poison="elementwise",
     formula="dst = op1(op0(data, operand0), operand1)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..graph import Access, Instruction, Memory, View
 from ..machine import Engine, MatmulPerfMode, NCVersion, Target
 from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction, start_partition
+from .indirect import matmul_operands
 
 _WIDE = {"float32", "tfloat32"}
 _MATMUL_IN = frozenset({"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32", "float8_e4m3fn"})
@@ -227,11 +228,23 @@ instruction(
     "nc_matmul",
     "dst[M,N] = stationary[K,M].T @ moving[K,N], accumulated in float32; contraction over the partitions.",
     (
-        ReadWrite("dst", PSUM, dims="M N", dtypes=_MATMUL_OUT),
+        ReadWrite("dst", PSUM, dims="M N", dtypes=_MATMUL_OUT, indirect=True),
         Read(
-            "stationary", SBUF, dims="K M", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2M")
+            "stationary",
+            SBUF,
+            dims="K M",
+            dtypes=_MATMUL_IN,
+            dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2M"),
+            indirect=True,
         ),
-        Read("moving", SBUF, dims="K N", dtypes=_MATMUL_IN, dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2N")),
+        Read(
+            "moving",
+            SBUF,
+            dims="K N",
+            dtypes=_MATMUL_IN,
+            dims_if=("perf_mode", MatmulPerfMode.double_row, "K 2N"),
+            indirect=True,
+        ),
         Attr("is_stationary_onezero", bool, False, doc="hint: float32 operand of zeros and ones, twice as fast"),
         Attr("is_moving_onezero", bool, False, doc="hint, as is_stationary_onezero"),
         Attr("is_transpose", bool, False, doc="moving is an identity; dst = stationary.T, bit-exact"),
@@ -249,7 +262,7 @@ instruction(
     ),
     engines=(Engine.tensor,),
     limits={"K": 128, "M": 128, "N": {NCVersion.gen3: 512, NCVersion.gen4: 8192}},
-    checks=(_dtypes, _one_bank, _tiling, _identity, _double_row, _overwrites),
+    checks=(_dtypes, _one_bank, _tiling, _identity, _double_row, _overwrites, matmul_operands),
     cycles=_cycles,
     poison="matmul",
     formula="dst[m,n] (+)= sum_k stationary[k,m] * moving[k,n]",

@@ -10,8 +10,9 @@ from math import prod
 
 from ..graph import Instruction
 from ..machine import QUADRANT, Engine, NCVersion, Target
-from ..table import PSUM, SBUF, Attr, Read, ReadWrite, Write, fail, instruction, start_partition
+from ..table import PSUM, SBUF, Attr, Param, Read, ReadWrite, Write, fail, instruction, start_partition
 from .costs import MIN_II
+from .indirect import matmul_pairs
 
 __all__ = ["GROUP_PARTITIONS", "LANES", "scale_rows"]
 
@@ -151,15 +152,19 @@ def _matmul_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> 
     return max(min(64, dims["M"]), dims["N"])
 
 
+def _scale(name: str, dims: str, doc: str) -> Param:
+    return Read(name, SBUF, dims=dims, dtypes=_SCALES, whole_rule=False, doc=doc, indirect=True)
+
+
 instruction(
     "nc_matmul_mx",
     "Matrix product of two tiles of scaled x4 words; contraction over the partitions and the four lanes.",
     (
-        ReadWrite("dst", PSUM, dims="M N", dtypes=frozenset({"float32", "bfloat16"})),
-        Read("stationary", SBUF, dims="K M", dtypes=_X4),
-        Read("moving", SBUF, dims="K N", dtypes=_X4),
-        Read("stationary_scale", SBUF, dims="S A", dtypes=_SCALES, whole_rule=False, doc="A >= M, the rest is ignored"),
-        Read("moving_scale", SBUF, dims="T B", dtypes=_SCALES, whole_rule=False, doc="B >= N, the rest is ignored"),
+        ReadWrite("dst", PSUM, dims="M N", dtypes=frozenset({"float32", "bfloat16"}), indirect=True),
+        Read("stationary", SBUF, dims="K M", dtypes=_X4, indirect=True),
+        Read("moving", SBUF, dims="K N", dtypes=_X4, indirect=True),
+        _scale("stationary_scale", "S A", "A >= M, the rest is ignored"),
+        _scale("moving_scale", "T B", "B >= N, the rest is ignored"),
         Attr("tile_position", "ints", None, doc="(row, 0) of the array tile"),
         Attr("tile_size", "ints", None, doc="(rows, 128) of the array tile"),
         Attr("accumulate", bool, None, doc="as in nc_matmul"),
@@ -167,7 +172,7 @@ instruction(
     ),
     engines=(Engine.tensor,),
     limits={"K": 128, "M": 128},
-    checks=(_matmul_sizes, _matmul_scales, _row_tiling),
+    checks=(_matmul_sizes, _matmul_scales, _row_tiling, matmul_pairs),
     since=NCVersion.gen4,
     cycles=_matmul_cycles,
     poison="matmul_mx",

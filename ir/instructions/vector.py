@@ -103,9 +103,9 @@ instruction(
     "tensor_reduce",
     "Reduce a tile over its last free axes, in float32, element after element.",
     (
-        Write("dst", SBUF, PSUM, dims="P *"),
+        Write("dst", SBUF, PSUM, dims="P *", indirect=True),
         OpAttr("op", doc="reducing ALU operator"),
-        Read("data", SBUF, PSUM, dims="P *"),
+        Read("data", SBUF, PSUM, dims="P *", indirect=True),
         Attr("axis", "axes", doc="dimension numbers of data"),
         Attr("negate", bool, False),
         Attr("keepdims", bool, False, doc="shapes dst only"),

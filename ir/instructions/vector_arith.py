@@ -83,8 +83,8 @@ instruction(
     "tensor_scalar_reduce",
     "An operation with a number or column, and a reduction of its float32 results over all free elements.",
     (
-        Write("dst", SBUF, PSUM),
-        Read("data", SBUF, PSUM),
+        Write("dst", SBUF, PSUM, indirect=True),
+        Read("data", SBUF, PSUM, indirect=True),
         OpAttr("op0", doc="arithmetic operator"),
         Read("operand0", SBUF, PSUM, dims="P 1", immediate=True, optional=True),
         OpAttr("reduce_op", doc="add, multiply, maximum or minimum"),
@@ -138,8 +138,8 @@ instruction(
     "exponential",
     "exp(src - max_value) in float32, with an optional running sum over the free elements.",
     (
-        Write("dst", SBUF, PSUM, dtypes=_EXP_DST),
-        Read("src", SBUF, PSUM, dtypes=_EXP_SRC),
+        Write("dst", SBUF, PSUM, dtypes=_EXP_DST, indirect=True),
+        Read("src", SBUF, PSUM, dtypes=_EXP_SRC, indirect=True),
         Read("max_value", SBUF, PSUM, dims="P 1", immediate=True, optional=True, default=0.0),
         Write("reduce_res", SBUF, PSUM, dims="P 1", dtypes=FLOATS, optional=True, doc="receives the accumulator"),
         Attr("reduce_cmd", ReduceCmd, ReduceCmd.idle),

@@ -27,8 +27,8 @@ instruction(
     "tensor_scalar_cumulative",
     "A running reduction of op0(src, imm0) along the free elements; the accumulator holds the last value.",
     (
-        Write("dst", SBUF, PSUM, dtypes=_NO_WIDE_INTS),
-        Read("src", SBUF, PSUM, dtypes=_NO_WIDE_INTS),
+        Write("dst", SBUF, PSUM, dtypes=_NO_WIDE_INTS, indirect=True),
+        Read("src", SBUF, PSUM, dtypes=_NO_WIDE_INTS, indirect=True),
         OpAttr("op0", doc="arithmetic operator"),
         OpAttr("op1", doc="add, subtract, multiply, maximum or minimum: op1(new value, running value)"),
         Read("imm0", SBUF, PSUM, dims="P 1", immediate=True, optional=True, doc="operand of op0"),

@@ -49,9 +49,9 @@ instruction(
     "tensor_copy_predicated",
     "Copy the elements whose predicate is not 0 (is 0 with reverse_pred); the others of dst stay. Bits are copied.",
     (
-        ReadWrite("dst", SBUF, PSUM, dtypes=ANY),
+        ReadWrite("dst", SBUF, PSUM, dtypes=ANY, indirect=True),
         Read("src", SBUF, PSUM, dtypes=ANY, immediate=True, doc="a tile of dst's dtype, or a number"),
-        Read("predicate", SBUF, PSUM, dtypes=frozenset({"uint8", "uint16", "uint32"})),
+        Read("predicate", SBUF, PSUM, dtypes=frozenset({"uint8", "uint16", "uint32"}), indirect=True),
         Attr("reverse_pred", bool, False),
     ),
     engines=(Engine.vector,),
