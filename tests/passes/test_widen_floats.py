@@ -10,6 +10,7 @@ from opennki import isa as nisa
 from opennki import language as nl
 from opennki.ir.errors import KernelError
 from opennki.ir.graph import Stage
+from opennki.ir.machine import Space
 from opennki.ir.parser import parse
 from opennki.passes.pipeline import TO_BIR, run_passes
 
@@ -164,3 +165,32 @@ def test_constants_are_widened_with_their_contents(monkeypatch):
 
     monkeypatch.setenv("NKI_PRECISE_FP", "0")
     assert (kernel(table) == 2 * table).all()
+
+
+@nki.jit(target="gen4")
+def exchange(x, scales, quantised):
+    """Each core sends its row; where `quantised`, core 1 alone also quantises what it sends, which keeps it narrow."""
+    out = nl.ndarray((2, *x.shape[1:]), x.dtype, buffer=nl.shared_hbm)
+    core = nl.program_id(0)
+    mine, theirs = (nl.ndarray(x.shape[1:], x.dtype, buffer=nl.sbuf) for _ in range(2))
+    nisa.dma_copy(dst=mine, src=x[core])
+    if quantised and core == 1:
+        words, scale = (nl.ndarray((32, 2), dtype, buffer=nl.sbuf) for dtype in (nl.float8_e4m3fn_x4, nl.uint8))
+        nisa.quantize_mx(words, mine, scale)
+        nisa.dma_copy(dst=scales, src=scale[0:4, :])
+    nisa.sendrecv(src=mine, dst=theirs, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.tensor_tensor(theirs, theirs, mine, op=nl.subtract)
+    nisa.dma_copy(dst=out[core], src=theirs)
+    return out
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_cores_exchange_tiles_of_one_dtype(monkeypatch, quantised):
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    x, scales = bf16(2, 32, 8), np.zeros((4, 2), np.uint8)
+    a, b = x.astype(np.float32)
+    assert exchange[2](x, scales, quantised).tobytes() == np.stack([b - a, a - b]).astype(x.dtype).tobytes()
+    assert (scales > 0).all() == quantised
+    tiles = [t for core in exchange[2].compile(x, scales, quantised).modules[Stage.BIR].cores for t in core.tensors]
+    floats = {str(t.dtype) for t in tiles if t.space is Space.SBUF and t.dtype.is_float}
+    assert floats == {"bfloat16" if quantised else "float32"}
