@@ -11,7 +11,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from ..ir import instructions as _rows  # noqa: F401 -- fills the table
+from ..ir.access_pattern import shown
 from ..ir.graph import Instruction, Operand
 from ..ir.machine import Engine
 from ..ir.table import REQUIRED, TABLE, Attr, Param, Row
@@ -145,13 +148,17 @@ def _operand(row: Row, param: Param, value: Any) -> Operand | None:
     number = value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
     if param.immediate and isinstance(number, (int, float)):
         return int(number) if isinstance(number, bool) else number
-    wanted = "a tensor or a number" if param.immediate else "a tensor"
+    hint = None
+    if hasattr(value, "__array__"):
+        hint = "arrays reach a kernel as its arguments, or by nl.shared_constant"
+    elif isinstance(value, NkiInstruction):
+        hint = "since NKI 0.2 an instruction returns no tile: pass the tile that it wrote as dst"
     raise author_error(
         "E109",
-        f"{row.name} `{param.name}`: {value!r}",
-        limit=wanted,
+        f"{row.name} `{param.name}`: {shown(value)}",
+        limit="a tensor or a number" if param.immediate else "a tensor",
         actual=type(value).__name__,
-        hint="HBM arrays reach a kernel as its arguments" if hasattr(value, "__array__") else None,
+        hint=hint,
     )
 
 
@@ -191,6 +198,8 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
 def _attribute(row: Row, attr: Attr, value: Any) -> Any:
     if isinstance(value, NkiTensor):
         raise author_error("E105", f"{row.name} `{attr.name}`: a tensor", limit="a value known while tracing")
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     return located(attr.decode, value, None, row.name)
 
 

@@ -39,8 +39,9 @@ def trace(
     results: list[Any] = []
     for core in range(cores):
         tracer = Tracer(function.__code__, target, core, cores, grid, shared, schedule)
-        for name in params:
-            tracer.claim_name(name, None, explicit=True)
+        for param in params.values():
+            tracer.claim_name(param.name, None, explicit=True)
+            tracer.own(param)
         values = with_tensors(arguments.values, tensors)
         with tracing(tracer):
             declared = evaluate(function, values, cores) if core == 0 else []
@@ -75,7 +76,10 @@ def _run(function: Callable, values: dict[str, Any], tracer: Tracer) -> tuple[An
     """The kernel's result and its program. After a failed gate any error is a consequence of it."""
     try:
         args, kwargs = _as_call(function, values)
-        return function(*args, **kwargs), tracer.finish()
+        structure = function(*args, **kwargs)
+        for item in structure if isinstance(structure, (tuple, list)) else (structure,):
+            tracer.check_visible(as_operand(item), "return")
+        return structure, tracer.finish()
     except Exception as error:
         if any(not gate.holds for gate in tracer.gates):
             return None, Core(tracer.core, (), ())

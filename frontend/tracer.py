@@ -66,6 +66,7 @@ class Tracer:
         self.identities: dict[tuple[int, str], Any] = {}  # shared_identity_matrix: one tile a size and dtype
         self._scopes = [Scope()]
         self._names: set[str] = set()
+        self._own: dict[str, Tensor] = {}  # every tensor that instructions of this kernel and core may name
         self._labels: dict[str, tuple[Scope, int]] = {}  # where each named instruction is
         self._gone: set[str] = set()  # tensors of loop bodies that have ended
         self._keeps_order = 0  # open blocks of no_reorder
@@ -119,6 +120,10 @@ class Tracer:
         if space is Space.SHARED_HBM:
             return self.share(tensor)
         self.open_scope.tensors.append(tensor)
+        return self.own(tensor)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        self._own[tensor.name] = tensor
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ class Tracer:
                 actual=f"{known.type_text} and {tensor.type_text}",
                 hint="shared_hbm tensors are matched by name; declare them alike on every core",
             )
-        return known
+        return self.own(known)
 
     def new_register(self, name: str | None = None) -> Tensor:
         return self.new_tensor((1,), DTYPES["int32"], Space.REGISTER, default_name=name)
@@ -176,10 +181,18 @@ class Tracer:
             )
 
     def check_visible(self, operand: Operand | None, what: str) -> None:
-        """Tensors and registers of a loop body are gone after the loop."""
+        """Tensors and registers are those of this kernel and core; those of a loop body are gone after the loop."""
         if not isinstance(operand, View):
             return
         self.check_visible(operand.index, f"{what}: its index")
+        if self._own.get(operand.tensor.name) is not operand.tensor:
+            raise author_error(
+                "E801",
+                f"{what}: %{operand.tensor.name} is of another kernel, call or core",
+                operand=str(operand.tensor),
+                limit="tensors that this kernel created or was given",
+                hint="no tensor outlives its call or leaves its core in a Python variable: pass arguments, return results",
+            )
         if operand.tensor.name in self._gone:
             raise author_error(
                 "E802",

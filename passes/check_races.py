@@ -26,9 +26,18 @@ def check_races(module: Module) -> Module:
     Happens-before is what the dependences of each core and the meetings of both give. Loop bodies count once: a race
     between different trips of the two cores' loops is not seen.
     """
-    if len(module.cores) < 2:
-        return module
     programs = [list(instructions(core.body)) for core in module.cores]
+    if len(module.cores) < 2:
+        if lonely := next((instr for instr in programs[0] if instr.op == "sendrecv"), None):
+            raise KernelError(
+                "E503",
+                "sendrecv on one core: there is no other core to meet",
+                loc=lonely.loc,
+                limit="two cores",
+                actual=1,
+                hint="launch the kernel with kernel[2](...), or leave the exchange out where nl.num_programs() is 1",
+            )
+        return module
     meetings = [[n for n, instr in enumerate(program) if meeting_key(instr)] for program in programs]
     _check_meetings(programs, meetings, module)
     conflicts = list(_conflicts(programs))

@@ -669,3 +669,34 @@ def test_functions_comprehensions_and_unpacking_in_a_kernel():
         return out
 
     np.testing.assert_array_equal(kernel(X), X[[1, 0, 2, 3]])
+
+
+def keep(kept, new):
+    """The tensor or register that the first call (or core) kept."""
+    kept.append(new)
+    return kept[0]
+
+
+LEAKS = {
+    "sbuf": lambda x, kept: nisa.memset(keep(kept, nl.ndarray((4, 4), nl.float32)), 0.0),
+    "argument": lambda x, kept: nisa.dma_copy(dst=nl.ndarray((128, 8), nl.float32), src=keep(kept, x)),
+    "register": lambda x, kept: nisa.register_move(keep(kept, nisa.register_alloc()), 1),
+    "index": lambda x, kept: nisa.dma_copy(nl.ndarray((1, 8), nl.float32), x.select(0, keep(kept, nisa.register_alloc(1)))),
+    "bound": lambda x, kept: list(nl.dynamic_range(keep(kept, nisa.register_alloc(1)))),
+    "result": lambda x, kept: keep(kept, nl.zeros((4, 4), nl.float32, buffer=nl.shared_hbm)),
+}
+
+
+@pytest.mark.parametrize("use", LEAKS.values(), ids=LEAKS)
+def test_tensors_of_another_call_are_refused(use):
+    kept: list = []
+    kernel = nki.jit(lambda x: use(x, kept) if isinstance(use(x, kept), nl.ndarray) else x)
+    kernel(X)
+    error = fault(kernel, X)
+    assert error.code == "E801" and "is of another kernel, call or core" in error.message
+
+
+def test_tensors_of_the_other_core_are_refused():
+    kept: list = []
+    error = fault(nki.jit(lambda x: LEAKS["sbuf"](x, kept))[2], X)
+    assert error.code == "E801" and "another kernel, call or core" in error.message

@@ -77,7 +77,7 @@ def example(**changes):
     (example(expert=np.zeros(1, np.float32)), "expert.shape == (1,) and expert.dtype == 'int32'", "float32[1]", "int32"),
     (example(block=192), "block > 0 and T % block == 0", "block=192, T=512", "divides T"),
     (example(block=0), "block > 0 and T % block == 0", "block=0, T=512", "divides T"),
-    (example(block=512), "2 * block <= T", "T=512, block=512", "T / 2"),
+    (example(block=512), "2 * block <= T", "block=512, T=512", "T / 2"),
     (example(block=4), "block % (8", "block=4", "multiple of 8"),
     (ENTRY.example(T=160, block=40, count=80), "block % (8", "block=40", "32"),
     (ENTRY.example(T=640, block=160), "block % (8", "block=160", "128"),
