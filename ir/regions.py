@@ -22,6 +22,8 @@ __all__ = ["Region", "region_of"]
 
 Pairs = tuple[tuple[int, int], ...]
 
+_MOST_UNITS = 1 << 26  # of a range that is compared one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -66,24 +68,53 @@ class Region:
             or other.end <= self.start
         ):
             return False
-        if self.start > other.start:
-            return _share(other.run, other.pattern, self.run, self.pattern, self.start - other.start)
         return _share(self.run, self.pattern, other.run, other.pattern, other.start - self.start)
 
 
 @lru_cache(maxsize=1 << 16)
 def _share(run: int, pattern: Pairs, other_run: int, other_pattern: Pairs, distance: int) -> bool:
-    """Do two byte patterns share a byte, where the second starts `distance` bytes behind the first?"""
-    if _is_dense(run, pattern) and _is_dense(other_run, other_pattern):
-        return distance < _extent(run, pattern)
-    end = min(_extent(run, pattern), distance + _extent(other_run, other_pattern))
-    if end <= distance:
+    """Do two byte patterns share a byte, where the second starts `distance` bytes behind the first?
+
+    Rows of equal steps, and rows beside a dense range, are told apart by arithmetic; other patterns one by one, as far as
+    they are small enough (else they are taken to share a byte).
+    """
+    if distance < 0:
+        return _share(other_run, other_pattern, run, pattern, -distance)
+    extent, other_extent = _extent(run, pattern), _extent(other_run, other_pattern)
+    if distance >= extent:
         return False
+    if _is_dense(run, pattern):
+        return True  # the first byte of the second lies in it
+    step, count, rows = _rows(run, pattern)
+    if _is_dense(other_run, other_pattern) and _extent(run, rows) <= step:
+        first = max(0, (distance - _extent(run, rows)) // step + 1)
+        last = min(count - 1, (distance + other_extent - 1) // step)
+        if last - first >= 2:
+            return True  # the rows between the two lie in the range
+        return any(_share(run, rows, other_run, other_pattern, distance - row * step) for row in range(first, last + 1))
+    if other_pattern:
+        other_step, _, other_rows = _rows(other_run, other_pattern)
+        if step == other_step and max(_extent(run, rows), _extent(other_run, other_rows)) <= step:
+            # A row of the second meets the row of the first in front of it, and the one behind that.
+            row, rest = divmod(distance, step)
+            return (row < count and _share(run, rows, other_run, other_rows, rest)) or (
+                row + 1 < count and _share(run, rows, other_run, other_rows, rest - step)
+            )
     # Counted in units that divide all of it, not in bytes: elements have two or four.
     unit = gcd(run, other_run, distance, *(step for step, _ in (*pattern, *other_pattern)))
+    if max(extent, other_extent) > _MOST_UNITS * unit:
+        return True
     one = _mask(run // unit, tuple((step // unit, count) for step, count in pattern))
     other = _mask(other_run // unit, tuple((step // unit, count) for step, count in other_pattern))
+    end = min(extent, distance + other_extent)
     return bool(np.any(one[distance // unit : end // unit] & other[: (end - distance) // unit]))
+
+
+def _rows(run: int, pattern: Pairs) -> tuple[int, int, Pairs]:
+    """The largest step, its count, and the pattern of one such row."""
+    largest = max(range(len(pattern)), key=lambda at: pattern[at][0])
+    step, count = pattern[largest]
+    return step, count, (*pattern[:largest], *pattern[largest + 1 :])
 
 
 def _extent(run: int, pattern: Pairs) -> int:
