@@ -54,7 +54,9 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
             # In order, a queue goes on as long as it can: fewer scans, same bits.
             while waiting[name] and is_ready(name):
                 instr = waiting[name].popleft()
-                if is_meeting(instr) and cores > 1:
+                if is_meeting(instr):
+                    if cores < 2:
+                        raise _alone(instr)
                     events.append(Event("post", instr))
                     posted.append((name, instr))
                     break
@@ -70,6 +72,17 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
             raise _stuck({name: queue[0] for name, queue in waiting.items() if queue}, counters)
         else:
             return events
+
+
+def _alone(instr: Instruction) -> KernelError:
+    return KernelError(
+        "E503",
+        f"{instr.op} waits for the other core, and the kernel runs on one",
+        loc=instr.loc,
+        limit="two cores",
+        actual="one core",
+        hint="launch it on two, kernel[2](...), or leave the call out where nl.num_programs() is 1",
+    )
 
 
 def _stuck(heads: dict[str, Instruction], counters: Counter[tuple[str, str]]) -> KernelError:

@@ -440,6 +440,9 @@ CASES = {
     "signal without a value": ("E601", 10, kernel("memset dst=%t value=0", "signal vector +")),
     "wait that never ends": (
         "E504", 11, kernel(IN_VECTOR.format(f"wait tensor >= 1\nvector.memset dst={SBUF} value=0"), stage="bir")),
+    "transfer on one core": (
+        "E503", 10, kernel("memset dst=%t value=1", "sendrecv src=%t dst=%t send_to_rank=1 recv_from_rank=1 pipe_id=0")),
+    "barrier on one core": ("E503", 9, kernel("core_barrier data=%x cores=[0, 1]")),
     # accesses of stage penguin
     "partitions past the end": ("E306", 9, kernel("memset dst=%t{0:129 | 0 + [1 x 64]} value=0", stage="penguin")),
     "partitions backwards": ("E306", 9, kernel("memset dst=%t{5:3 | 0 + [1 x 64]} value=0", stage="penguin")),
