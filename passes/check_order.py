@@ -46,7 +46,8 @@ Clock = dict[str, int]  # for each queue how many of its instructions have certa
 
 
 def _check_block(block: list[Queue], core: Core) -> None:
-    conflicts, done = Conflicts(core.number, queues_order=True), []
+    conflicts = Conflicts(core.number, queues_order=True)
+    done: list[tuple[str, int, Instruction]] = []
     for queue, position, instr, clock in _in_order(block):
         node = len(done)
         done.append((queue, position, instr))
