@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,12 +22,16 @@ from ..ir.errors import KernelError, Loc
 from .location import is_own
 from .operators import OpHandle
 
-__all__ = ["Arguments", "Surroundings", "as_array", "bind_arguments", "definition", "with_tensors"]
+__all__ = ["Arguments", "Surroundings", "as_array", "bind_arguments", "definition", "signature_of", "with_tensors"]
 
 
 def definition(function: Callable) -> Loc:
     """The line where a kernel is defined."""
-    return Loc(function.__code__.co_filename, function.__code__.co_firstlineno)
+    code = inspect.unwrap(function).__code__
+    return Loc(code.co_filename, code.co_firstlineno)
+
+
+signature_of = cache(inspect.signature)  # a call asks for it again and again
 
 
 def as_array(value: Any) -> np.ndarray | None:
@@ -56,7 +60,7 @@ class Arguments:
 
 def bind_arguments(function: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Arguments:
     """Match a call to the kernel's parameters. raises: KernelError E701 where it does not fit, E704 for a foreign dtype."""
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -133,6 +137,15 @@ class _Reader:
                 limit="one dimension or more, no dimension of size 0",
                 actual=array.shape,
                 hint="pass a single number as a Python number, or as an array of shape (1, 1)",
+            )
+        if isinstance(array, np.ma.MaskedArray):
+            raise KernelError(
+                "E701",
+                f"argument {name}: a masked array",
+                loc=self.loc,
+                limit="an array without a mask, which a kernel would not see",
+                actual="MaskedArray",
+                hint="pass array.filled(value), and the mask as an array of its own if the kernel needs it",
             )
         if not array.dtype.isnative:
             raise KernelError(

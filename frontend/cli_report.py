@@ -17,7 +17,7 @@ from rich.table import Table
 from ..ir.dtypes import as_dtype
 from ..ir.graph import Gate, Module, Queue, Stage, instructions, statements
 from ..passes.allocate import memory_use
-from .trace import as_array
+from .arguments import as_array
 
 __all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "summary"]
 

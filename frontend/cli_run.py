@@ -15,12 +15,12 @@ from ..backend import executor, plan
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage, Tensor
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
+from .arguments import as_array, bind_arguments
 from .cli_inputs import ArraySpec, array_or_file, random_array
 from .cli_kernels import Subject, author_line, quiet_python
 from .cli_report import facts_of, message
 from .jit import Compiled, Kernel, to_penguin
 from .target import DEFAULT_TARGET
-from .trace import as_array, bind_arguments
 
 __all__ = [
     "Comparison", "Outcome", "compare", "compile_subject", "kernel_for", "lower_to_bir", "module_at", "note_default_target",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from types import FunctionType
@@ -24,7 +23,7 @@ from ..ir.graph import Module, Stage
 from ..ir.machine import Target
 from ..ir.machine import target as find_target
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
-from .arguments import Arguments, Surroundings, bind_arguments
+from .arguments import Arguments, Surroundings, bind_arguments, signature_of
 from .gates import evaluate
 from .target import default_target, keeps_float32, note_default_target
 from .tensor import NkiTensor
@@ -74,6 +73,7 @@ class Compiled:
                 raise KernelError(
                     "E701",
                     f"arguments {one} and {other} share memory, and the kernel writes {written}",
+                    loc=self.plan.params[written].tensor.loc,
                     limit="separate memory",
                     hint="pass a copy of one, or the whole array once",
                 )
@@ -164,9 +164,9 @@ class Kernel:
                 hint=f"call {self.__name__}(...) without brackets",
             )
         try:
-            bound = inspect.signature(self.function).bind(*args, **kwargs)
+            bound = signature_of(self.function).bind(*args, **kwargs)
         except TypeError as error:
-            raise author_error("E701", f"{self.__name__}: {error}", limit=str(inspect.signature(self.function))) from None
+            raise author_error("E701", f"{self.__name__}: {error}", limit=str(signature_of(self.function))) from None
         bound.apply_defaults()
         tracer.gates += evaluate(self.function, bound.arguments, tracer.cores)
         tracer.schedule += self.schedule

@@ -49,6 +49,10 @@ class Place:
         """Is the running line `while x:`, where x is one value? (`and`, `or`, `not` ask several times or turn it round.)"""
         return bool(self.frames) and self.frames[0].f_lineno in _while_tests(self.frames[0].f_code)
 
+    def is_same_loop(self, other: Place) -> bool:
+        """Are both at the head of one loop, in one call of its function?"""
+        return self.frames[:1] == other.frames[:1] and self.body == other.body
+
     def has_inside(self, other: Place) -> bool:
         """May `other` be in the body of the loop whose head is here?"""
         if not self.frames or self.frames[0].f_code.co_flags & CO_GENERATOR:  # a generator steps aside for its consumer
@@ -109,10 +113,10 @@ def _targets(code: CodeType) -> dict[int, str]:
     node = _function(code)
     names: dict[int, str] = {}
     for child in ast.walk(node) if node is not None else ():
-        if isinstance(child, ast.Assign) and len(child.targets) == 1 and isinstance(child.targets[0], ast.Name):
-            names.update(
-                dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), child.targets[0].id)
-            )
+        if isinstance(child, (ast.Assign, ast.AnnAssign)):
+            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+            if len(targets) == 1 and isinstance(targets[0], ast.Name):
+                names.update(dict.fromkeys(_lines(child), targets[0].id))
     return names
 
 
@@ -124,7 +128,7 @@ def _while_tests(code: CodeType) -> frozenset[int]:
         line
         for child in (ast.walk(node) if node is not None else ())
         if isinstance(child, ast.While) and not isinstance(child.test, (ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp))
-        for line in _lines(child.test)
+        for line in range(child.lineno, _lines(child.test).stop)
     )
 
 
@@ -135,14 +139,13 @@ def _heads(code: CodeType) -> dict[int, range]:
     heads = {}
     for child in ast.walk(node) if node is not None else ():
         if isinstance(child, (ast.While, ast.For)):
-            last = child.body[-1]
             head = child.test if isinstance(child, ast.While) else child.iter
-            lines = range(child.lineno, (last.end_lineno or last.lineno) + 1)
+            lines = range(child.lineno, _lines(child.body[-1]).stop)
             heads.update(dict.fromkeys(range(child.lineno, _lines(head).stop), lines))
     return heads
 
 
-def _lines(node: ast.expr) -> range:
+def _lines(node: ast.expr | ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from types import CodeType, TracebackType
@@ -12,13 +11,13 @@ from ..ir.dtypes import as_dtype
 from ..ir.errors import GateError, KernelError, Loc
 from ..ir.graph import Core, Gate, Module, Stage, Tensor, View
 from ..ir.machine import Space, Target
-from .arguments import Arguments, as_array, bind_arguments, definition, with_tensors
+from .arguments import Arguments, definition, signature_of, with_tensors
 from .gates import evaluate
 from .location import is_own
 from .tensor import as_operand, new_view
 from .tracer import Schedule, Tracer, tracing
 
-__all__ = ["Arguments", "as_array", "bind_arguments", "trace"]
+__all__ = ["trace"]
 
 
 def trace(
@@ -104,7 +103,7 @@ def _run(function: Callable, values: dict[str, Any], tracer: Tracer) -> tuple[An
 def _as_call(function: Callable, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in signature_of(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             args += values.get(name, ())
         elif parameter.kind is parameter.VAR_KEYWORD:

@@ -267,8 +267,8 @@ class Tracer:
 
     def while_at(self, place: Place) -> Scope | None:
         """The open loop that the `while` at this place opened."""
-        loops = [scope for scope in self._scopes if scope.register is not None]
-        return next((scope for scope in loops if scope.place is not None and scope.place.loc == place.loc), None)
+        whiles = [scope for scope in self._scopes if scope.register is not None]
+        return next((scope for scope in whiles if scope.place is not None and scope.place.is_same_loop(place)), None)
 
     def open_loop(self, place: Place, register: Tensor | None = None) -> Scope:
         self._check_still_inside(place)

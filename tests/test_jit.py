@@ -1,6 +1,7 @@
 """Calling a kernel: signatures and the cache, arguments and results, targets and cores, what a fault looks like."""
 
 import dataclasses
+import functools
 import itertools
 from enum import Enum
 from types import SimpleNamespace
@@ -100,6 +101,15 @@ def test_attributes_of_the_function_do_not_change_the_kernel():
 
     kernel.cores, kernel.schedule = 7, "mine"
     assert nki.jit(kernel)(X) is X
+
+
+def test_a_decorated_function_is_a_kernel_at_its_own_line():
+    @functools.wraps(scaled)
+    def wrapper(*args, **kwargs):
+        return scaled(*args, **kwargs)
+
+    assert nki.jit(wrapper)(SMALL, 3.0)[0, 1] == 3
+    assert line_of(fault(nki.jit(wrapper))) == "def scaled(x, scale=1.0, more=None):"
 
 
 def test_a_lambda_is_a_kernel_whose_text_parses():
@@ -333,7 +343,8 @@ def test_packed_words_travel_as_uint32():
 @pytest.mark.parametrize(
     "array, code",
     [(np.array(1, np.float32), "E701"), (X[:0], "E701"), (X.astype(np.float64), "E704"), (X.astype(np.int64), "E704"),
-     (X.astype(">f4"), "E704"), (np.array([[None]]), "E704"), (X.astype(complex), "E704"), (np.array([["a"]]), "E704")],
+     (X.astype(">f4"), "E704"), (np.array([[None]]), "E704"), (X.astype(complex), "E704"), (np.array([["a"]]), "E704"),
+     (np.ma.masked_array(X, X > 3), "E701")],
 )  # fmt: skip
 def test_arrays_that_the_machine_does_not_have(array, code):
     error = fault(nki.jit(copied), array)

@@ -138,6 +138,27 @@ def test_loops_in_helpers_generators_and_comprehensions():
     assert run(lambda m: [helper_loop(m, m.rn) for _ in range(3)]) == 6
 
 
+def test_heads_of_several_lines():
+    def body(m):
+        for _ in nl.dynamic_range(
+            0,
+            m.rm,
+        ):
+            nisa.tensor_scalar(
+                m.counter,
+                m.counter,
+                nl.add,
+                1,
+            )
+        while (  # fmt: skip
+            m.rn
+        ):
+            m.count(10)
+            m.countdown(m.rn, m.n)
+
+    assert run(body) == 23
+
+
 def test_else_runs_once_after_the_loop():
     def body(m):
         while m.rn:
