@@ -211,6 +211,52 @@ def test_a_transposing_matmul_gathers_what_it_transposes(on_tiles):
     assert result.tobytes() == gathered(tile, index, 30, 32).T.tobytes()
 
 
+def mx(make):
+    """An MX matmul of what make(tiles) returns: (stationary, moving, stationary_scale, moving_scale)."""
+
+    def emit(*tiles):
+        stationary, moving, *scales = make(*tiles)
+        dst, result = nl.ndarray((40, 16), nl.float32, buffer=nl.psum), out((40, 16))
+        nisa.nc_matmul_mx(dst, stationary, moving, *scales)
+        nisa.tensor_copy(result, dst)
+        return result
+
+    return emit
+
+
+def mx_tiles():
+    rng = np.random.default_rng(0)
+    words = [rng.integers(0, 64, (32, n, 4), np.uint8).view(np.uint32)[..., 0] for n in (20, 16)]  # small e4m3 numbers
+    scales = [rng.integers(124, 130, (32, n), np.uint8) for n in (20, 16)]
+    return *words, *scales, random_index(32, 2, 20)
+
+
+def test_an_mx_tile_and_its_scales_are_gathered_alike(on_tiles):
+    def view(tile):
+        return tile.view(nl.float8_e4m3fn_x4)
+
+    stationary, moving, scale, moving_scale, index = mx_tiles()
+    indirect = on_tiles(
+        mx(lambda s, m, ss, ms, i: (view(s).indirect(i, 40), view(m), ss.indirect(i, 40), ms)),
+        stationary, moving, scale, moving_scale, index, target="gen4",
+    )
+    direct = on_tiles(
+        mx(lambda s, m, ss, ms: (view(s), view(m), ss, ms)),
+        gathered(stationary, index, 40, 32), moving, gathered(scale, index, 40, 32), moving_scale, target="gen4",
+    )
+    assert indirect.tobytes() == direct.tobytes() and indirect.any()
+
+
+def test_an_mx_tile_and_its_scales_have_one_index(on_tiles):
+    def run(scale):
+        body = mx(lambda s, m, ss, ms, i: (s.view(nl.float8_e4m3fn_x4).indirect(i, 40), m.view(nl.float8_e4m3fn_x4),
+                                           scale(ss, i), ms))
+        return lambda: on_tiles(body, *mx_tiles(), target="gen4")
+
+    refused(run(lambda scale, index: nl.zeros((32, 40), nl.uint8)), "E105", "the same index")
+    refused(run(lambda scale, index: scale.indirect(nl.zeros((32, 2), nl.int32), 40)), "E105", "the same index")
+
+
 # --- scatters ----------------------------------------------------------------------------------------------------
 
 
