@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from threading import Lock
 from types import FunctionType
 from typing import Any
 
@@ -49,14 +50,16 @@ class Compiled:
     plan: plan.Plan
     structure: Any
     is_wide: bool = False
+    _lock: Any = dataclasses.field(default_factory=Lock, repr=False, compare=False)  # a plan has one memory
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """The kernel's result, in the structure that it returned."""
         self._refuse_overlap(arrays)
-        if self.is_wide:
-            results = border.run_widened(self.plan, self.modules[Stage.TRACE], arrays)
-        else:
-            results = executor.run(self.plan, arrays)
+        with self._lock:
+            if self.is_wide:
+                results = border.run_widened(self.plan, self.modules[Stage.TRACE], arrays)
+            else:
+                results = executor.run(self.plan, arrays)
         if self.structure is None:
             return None
         if isinstance(self.structure, NkiTensor):

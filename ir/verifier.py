@@ -217,9 +217,19 @@ def _check_apart(tensors: list[Tensor]) -> None:
 def _unique_names(module: Module) -> None:
     shared = [*module.params, *module.shared]
     for core in module.cores:
-        names = Counter(t.name for t in [*shared, *core.tensors, *_loop_tensors(core.body)])
-        if repeated := [name for name, count in names.items() if count > 1]:
-            raise KernelError("E602", f"%{repeated[0]} is declared twice in core {core.number}", actual=repeated[0])
+        known: dict[str, Tensor] = {}
+        for tensor in (*shared, *core.tensors, *_loop_tensors(core.body)):
+            other = known.setdefault(tensor.name, tensor)
+            if other is not tensor:
+                raise KernelError(
+                    "E602",
+                    f"%{tensor.name} is declared twice in core {core.number}",
+                    loc=tensor.loc,
+                    operand=tensor,
+                    limit="one tensor of a name, shared ones of the other core included",
+                    actual=f"also {other}" + (f" ({other.loc.short})" if other.loc else ""),
+                    hint="give one of them another name=",
+                )
 
 
 def _loop_tensors(body: tuple[Statement, ...]) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -526,6 +527,25 @@ def test_cores_that_return_different_tensors_are_refused():
 
     error = fault(kernel[2], X, X.copy())
     assert error.code == "E702" and error.actual == "core 0 returns x; core 1 returns y"
+
+
+def test_cores_that_give_one_name_to_different_tensors_are_refused():
+    @nki.jit
+    def kernel(x, first):
+        same = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm if nl.program_id() == first else nl.hbm)
+        nisa.dma_copy(dst=same, src=nl.zeros((4, 4), nl.float32))
+
+    for first in (0, 1):
+        error = fault(kernel[2], X, first)
+        assert error.code == "E602" and line_of(error).startswith("same =") and "another name=" in error.hint
+
+
+def test_threads_may_share_a_kernel():
+    kernel = nki.jit(scaled)
+    arrays = [np.full((1, 8), number, np.float32) for number in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(kernel, arrays))
+    assert [result[0, 0] for result in results] == list(range(40))
 
 
 # --- kernels in kernels ------------------------------------------------------------------------------------------
