@@ -1,6 +1,6 @@
 """The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
 
-    opennki list | run | check | dump | opt | exec | demo | passes        each has --help with examples
+    opennki list | run | check | dump | opt | exec | demo | passes | isa        each has --help with examples
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typer.core import TyperGroup
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.printer import to_text
+from ..ir.reference import index_rows, page, reference
+from ..ir.table import lookup
 from ..kernels import LIBRARY
 from ..passes.pipeline import PASSES, run_passes
 from .cli_inputs import parse_settings, require_known
@@ -41,6 +43,7 @@ from .cli_options import (
     TargetName,
     TargetOption,
     TextArgument,
+    complete_instruction,
     complete_kernel,
 )
 from .cli_report import as_json, describe, facts_of, message, print_facts, print_table, print_values, summary
@@ -357,6 +360,26 @@ def passes() -> None:
     """
     print_table("passes", ("pass", "what it does"), ((name, _first_line(function)) for name, function in PASSES.items()))
     print_table("pipelines", ("pipeline", "passes"), ((name, ", ".join(names)) for name, names in PIPELINES.items()))
+
+
+@main.command()
+def isa(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=complete_instruction)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All pages, as they stand in docs/isa.md.")] = False,
+) -> None:
+    """List the instructions with their engines and generations, or print the reference page of one.
+
+    \b
+    opennki isa
+    opennki isa nc_matmul
+    opennki isa --all > docs/isa.md
+    """
+    if everything:
+        print(reference(), end="")
+    elif name is None:
+        print_table("instructions", ("instruction", "engines", "since", "what it does"), index_rows())
+    else:
+        print(page(lookup(name)), end="")
 
 
 def _first_line(function: Any) -> str:

@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from ..ir.table import TABLE
 from ..kernels import LIBRARY
 from ..passes.pipeline import PASSES, TO_BIR, TO_PENGUIN
 
 __all__ = [
     "PIPELINES", "CoresOption", "JsonOption", "KernelArgument", "LocOption", "PassesOption", "RtolOption", "ScaleOption",
-    "SeedOption", "SetOption", "StageName", "StageOption", "TargetName", "TargetOption", "TextArgument", "complete_kernel",
+    "SeedOption", "SetOption", "StageName", "StageOption", "TargetName", "TargetOption", "TextArgument", "complete_instruction",
+    "complete_kernel",
 ]
 
 PIPELINES = {"to-penguin": TO_PENGUIN, "to-bir": TO_BIR}
@@ -37,6 +39,10 @@ class StageName(StrEnum):
 def complete_kernel(incomplete: str) -> Iterable[str]:
     """Library kernels, and Python files to put `:function` behind."""
     return [*(name for name in LIBRARY if name.startswith(incomplete)), *_python_files(incomplete)]
+
+
+def complete_instruction(incomplete: str) -> Iterable[str]:
+    return [name for name in TABLE if name.startswith(incomplete)]
 
 
 def _python_files(incomplete: str) -> list[str]:

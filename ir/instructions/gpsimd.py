@@ -9,7 +9,7 @@ import numpy as np
 from ..graph import Instruction
 from ..machine import Engine, Target
 from ..table import REGISTER, SBUF, Attr, Read, ReadWrite, Write, fail, instruction, is_integral
-from .costs import GPSIMD_BASE
+from .costs import gpsimd_per_element
 
 PARTITIONS_PER_CORE = 16  # GpSimd core i works on partitions 16i..16i+15, per-row operations on 16i alone
 
@@ -68,7 +68,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(check_pattern,),
-    cycles=lambda dims, instr, target: GPSIMD_BASE + dims["F"],
+    cycles=gpsimd_per_element,
     poison="iota",
     formula="dst[p,i] = offset + p * channel_multiplier + sum(step * index)",
     source="nki.isa reference: iota",
@@ -98,7 +98,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(_count_slot,),
-    cycles=lambda dims, instr, target: GPSIMD_BASE + dims["F"],  # unpublished; the base of the other GpSimd formulas
+    cycles=gpsimd_per_element,
     poison="nonzero",
     formula="dst[p,:c] = nz + index_offset; dst[p,c:T] = padding_val; dst[p,T] = c, for p in 0, 16, 32, ...",
     source="nki.isa reference: nonzero_with_count",

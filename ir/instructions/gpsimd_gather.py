@@ -88,6 +88,11 @@ def _bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     same_dtype(instr, "dst", "data")
 
 
+def _n_gather_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """150 and one element a cycle (unpublished; the shape of the other GpSimd formulas)."""
+    return GPSIMD_BASE + dims["N"]
+
+
 instruction(
     "nc_n_gather",
     "Gather elements along the free axis; each partition has indices of its own.",
@@ -98,7 +103,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(_bits,),
-    cycles=lambda dims, instr, target: GPSIMD_BASE + dims["N"],  # unpublished; the shape of the other GpSimd formulas
+    cycles=_n_gather_cycles,
     poison="nc_n_gather",
     formula="dst[p,j] = data[p, indices[p,j]]",
     source="nki.isa reference: nc_n_gather",

@@ -10,7 +10,7 @@ from ..graph import Instruction
 from ..machine import Engine, Target
 from ..operators import ALU
 from ..table import INTS, SBUF, Attr, OpAttr, Read, ReadWrite, Write, dtype_of, fail, instruction, same_dtype
-from .costs import GPSIMD_BASE
+from .costs import gpsimd_per_element
 from .gpsimd import PARTITIONS_PER_CORE, affine_numbers, check_pattern
 
 # --- affine_select ---------------------------------------------------------------------------------------------
@@ -45,10 +45,6 @@ def _comparison(instr: Instruction, target: Target, dims: dict[str, int]) -> Non
         )
 
 
-def _per_element(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    return GPSIMD_BASE + dims["F"]
-
-
 instruction(
     "affine_select",
     "Keep the elements whose affine number compares with 0 as asked; the others become on_false_value.",
@@ -63,7 +59,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(check_pattern, _comparison),
-    cycles=_per_element,
+    cycles=gpsimd_per_element,
     poison="affine_select",
     formula="dst = on_true_tile if cmp_op(offset + p * channel_multiplier + sum(step * index), 0) else on_false_value",
     source="nki.isa reference: affine_select",
@@ -116,7 +112,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(_one_partition, _partition_op),
-    cycles=_per_element,  # unpublished; the shape of the other GpSimd formulas
+    cycles=gpsimd_per_element,
     poison="partition_reduce",
     formula="dst[0,i] = op-reduction of data[:,i]",
     source="nki.isa reference: tensor_partition_reduce",
@@ -140,7 +136,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(_one_sequence,),
-    cycles=_per_element,  # unpublished; the shape of the other GpSimd formulas
+    cycles=gpsimd_per_element,
     poison="sequence_bounds",
     formula="dst[0,0,i], dst[0,1,i] = start, end of the run of ids equal to segment_ids[0,i]; n, -1 where that is 0",
     source="nki.isa reference: sequence_bounds",
@@ -176,6 +172,11 @@ def _ranked(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
         )
 
 
+def _topk_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """4 n + K for each group of 16 partitions."""
+    return 4 * instr.attrs["n"] + dims["K"]
+
+
 instruction(
     "topk",
     "The K largest of each 16 partitions' n elements, with their numbers. Element e lies at partition e % 16, place e // 16.",
@@ -188,7 +189,7 @@ instruction(
     ),
     engines=(Engine.gpsimd,),
     checks=(_ranked,),
-    cycles=lambda dims, instr, target: 4 * instr.attrs["n"] + dims["K"],
+    cycles=_topk_cycles,
     poison="topk",
     formula="val_dst[g,r] = the r-th largest of src[g,0:n], idx_dst[g,r] its number; only columns below ceil(K/16) are written",
     source="nki.isa reference: topk",

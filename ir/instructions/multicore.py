@@ -12,7 +12,8 @@ GPSIMD_DMA_BYTES = {4: 1024, 2: 512, 1: 256}  # most bytes a partition, by eleme
 
 
 def _latency(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    return 0.0  # unpublished; the cost model counts two DMA starts
+    """Waiting for the other core: unpublished, no cycles of the engine."""
+    return 0.0
 
 
 def _cores(instr: Instruction, target: Target, dims: dict[str, int]) -> None:

@@ -25,7 +25,7 @@ def _engine(instr: Instruction, target: Target | None = None) -> Engine:
     """The author's choice; else by the number of words, and the Vector engine for numbers."""
     if instr.engine not in (None, Engine.unknown):
         return instr.engine
-    operand = instr.operands.get("src_seeds" if instr.op == "rand_set_state" else "dst")
+    operand = instr.operands["dst" if "dst" in instr.operands else "src_seeds"]
     if instr.op == "rng" or prod(operand.shape[1:]) == STATE_WORDS[Engine.vector]:  # type: ignore[union-attr]
         return Engine.vector
     return Engine.gpsimd

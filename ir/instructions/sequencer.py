@@ -13,7 +13,8 @@ _ONE_ELEMENT = {"dims": "1 1", "dtypes": INTS - {"bool_"}, "whole_rule": False}
 
 
 def _register_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    return 1.0  # unpublished
+    """One cycle (unpublished)."""
+    return 1.0
 
 
 def _fits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:

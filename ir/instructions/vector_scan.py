@@ -53,6 +53,11 @@ def _scan(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     not_both_in_psum(instr, "data0", "data1")
 
 
+def _scan_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """Two cycles an element."""
+    return max(MIN_II, 2 * dims["F"])
+
+
 instruction(
     "tensor_tensor_scan",
     "A recurrence along the flattened free elements, its state in float32.",
@@ -68,7 +73,7 @@ instruction(
     ),
     engines=(Engine.vector,),
     checks=(_scan,),
-    cycles=lambda dims, instr, target: max(MIN_II, 2 * dims["F"]),
+    cycles=_scan_cycles,
     poison="scan",
     formula="dst[p,i] = s[i] = op1(op0(data0[p,i], s[i-1]), data1[p,i]), s[-1] = initial",
     source="nki.isa reference: tensor_tensor_scan",
