@@ -52,22 +52,22 @@ def _lines(row: Row) -> Iterator[str]:
     yield ""
     yield "| argument | | |"
     yield "|---|---|---|"
-    for param in row.params:
-        if isinstance(param, Param):
-            yield f"| `{param.name}` | {_operand(param)} | {param.doc} |"
-        elif not param.internal:
-            yield f"| `{param.name}` | {_attribute(param)} | {param.doc} |"
+    for name, argument in row.public.items():
+        if isinstance(argument, Attr):
+            yield f"| `{name}` | {_attribute(argument)} | {argument.doc} |"
+        else:
+            many = f"1 to {len(argument)} tensors: " if argument[0].list_of else ""
+            yield f"| `{name}` | {many}{_operand(argument[0])} | {argument[0].doc} |"
     yield ""
     for title, text in _facts(row):
         yield f"- {title}: {text}"
 
 
 def _signature(row: Row) -> Iterator[str]:
-    for param in row.params:
-        if isinstance(param, Param):
-            yield param.name if not param.optional or param.default is REQUIRED else f"{param.name}={param.default}"
-        elif not param.internal:
-            yield param.name if param.default is REQUIRED else f"{param.name}={_text(param.default)}"
+    for name, argument in row.public.items():
+        param = argument if isinstance(argument, Attr) else argument[0]
+        required = param.default is REQUIRED or (isinstance(param, Param) and not param.optional)
+        yield name if required else f"{name}={_text(param.default)}"
     yield "name=None"
 
 
