@@ -9,10 +9,12 @@ import copy
 import dataclasses
 import inspect
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache, partial
-from types import FunctionType, MethodType, ModuleType
+from functools import cache, lru_cache, partial
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from ..ir.errors import KernelError, Loc
 from .location import is_own
 from .operators import OpHandle
 
-__all__ = ["Arguments", "Surroundings", "as_array", "bind_arguments", "definition", "signature_of", "with_tensors"]
+__all__ = ["Arguments", "as_array", "bind_arguments", "definition", "signature_of", "surroundings", "with_tensors"]
 
 
 def definition(function: Callable) -> Loc:
@@ -91,7 +93,7 @@ def _is_record(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, (type, ModuleType, FunctionType, MethodType, Enum)) or hasattr(value, "__wrapped__"):
         return False
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) or kind is SimpleNamespace:
         return True
     # Objects that say themselves how they are copied (loggers, locks) are passed as they are.
     has_own_copy = (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
@@ -163,7 +165,9 @@ class _Reader:
         return "array", array.shape, array.dtype.name
 
     def plain(self, value: Any) -> Any:
-        if value is None or isinstance(value, (bool, int, str, bytes, Enum, type, FunctionType, OpHandle, np.dtype)):
+        if isinstance(value, FunctionType):
+            return value, surroundings(value).signature()
+        if value is None or isinstance(value, (bool, int, str, bytes, Enum, type, OpHandle, np.dtype)):
             return type(value), value
         if isinstance(value, (float, complex, np.generic, range, slice)):
             return type(value), repr(value)  # nan equals itself, 0.0 is not -0.0
@@ -208,6 +212,8 @@ class _OutsideReader(_Reader):
         return "contents", array.shape, array.dtype.str, array.tobytes()
 
     def plain(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):  # Surroundings looks into it
+            return value
         key = super().plain(value)
         return _Identity(value) if key is None else key
 
@@ -226,38 +232,67 @@ class _Identity:
 
 
 class Surroundings:
-    """The globals and closure variables that a kernel reads, by itself or in the author's functions that it names.
+    """What a kernel reads beside its arguments: globals, closure variables, default values, attributes of modules and
+    classes; by itself or in the author's functions that it names.
 
-    A kernel should depend on its arguments alone; where it does not, a changed value makes another signature.
+    A kernel should depend on its arguments alone; where it does not, a changed value makes another signature. Installed
+    packages are left out: they do not change while a process runs.
     """
 
     def __init__(self, function: Callable) -> None:
         self._places: list[Callable[[], Any]] = []
-        self._visit(inspect.unwrap(function), set())
+        self._visited: set[Any] = set()
+        self._visit(function)
 
     def signature(self) -> Any:
         reader = _OutsideReader(None)
         return tuple(reader.read(place(), "") for place in self._places)
 
-    def _visit(self, function: Any, visited: set[int]) -> None:
-        if not isinstance(function, FunctionType):
+    def _visit(self, value: Any) -> None:
+        """Note what a function reads."""
+        function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
+        if not isinstance(function, FunctionType) or not _is_authors(function.__code__.co_filename):
             return
-        code = function.__code__
-        if is_own(code.co_filename) or id(code) in visited:
+        if function in self._visited:
             return
-        visited.add(id(code))
-        namespace = function.__globals__
-        for name in sorted(_names(code) & namespace.keys()):
-            self._place(partial(namespace.get, name), visited)
+        self._visited.add(function)
+        names, namespace = _names(function.__code__), function.__globals__
+        self._places += [partial(getattr, function, name) for name in ("__defaults__", "__kwdefaults__")]
+        for name in sorted(names & namespace.keys()):
+            self._note(partial(namespace.get, name), names)
         for cell in function.__closure__ or ():
-            self._place(partial(_contents, cell), visited)
+            self._note(partial(_contents, cell), names)
 
-    def _place(self, place: Callable[[], Any], visited: set[int]) -> None:
+    def _note(self, place: Callable[[], Any], names: set[str]) -> None:
+        """Note a place that a function with these names reads; of a module or class, the attributes so named."""
         value = place()
-        if isinstance(value, (ModuleType, type)):
+        if not isinstance(value, (ModuleType, type)):
+            self._places.append(place)
+            self._visit(value)
             return
-        self._places.append(place)
-        self._visit(inspect.unwrap(value) if callable(value) else value, visited)
+        module = value.__module__ if isinstance(value, type) else value.__name__
+        file = getattr(sys.modules.get(module, value), "__file__", None) or ""
+        if module in sys.stdlib_module_names or not _is_authors(file):
+            return
+        methods = [getattr(item, "__func__", item) for item in vars(value).values()] if isinstance(value, type) else []
+        for method in methods:
+            if isinstance(method, FunctionType):
+                self._visit(method)
+                names = names | _names(method.__code__)
+        for name in sorted(names & vars(value).keys() - {"__dict__", "__weakref__"}):
+            if (id(value), name) not in self._visited:
+                self._visited.add((id(value), name))
+                self._note(partial(getattr, value, name, None), names)
+
+
+surroundings = lru_cache(maxsize=256)(Surroundings)
+
+
+@cache
+def _is_authors(file: str) -> bool:
+    """Is a file the author's, rather than ours or of an installed package?"""
+    paths = sysconfig.get_paths()
+    return not is_own(file) and not file.startswith((paths["stdlib"], paths["purelib"], paths["platlib"]))
 
 
 def _names(code: Any) -> set[str]:

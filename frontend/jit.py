@@ -24,7 +24,7 @@ from ..ir.graph import Module, Stage
 from ..ir.machine import Target
 from ..ir.machine import target as find_target
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
-from .arguments import Arguments, Surroundings, bind_arguments, signature_of
+from .arguments import Arguments, bind_arguments, signature_of, surroundings
 from .gates import evaluate
 from .target import default_target, keeps_float32, note_default_target
 from .tensor import NkiTensor
@@ -186,13 +186,9 @@ class Kernel:
     def _traced(self, arguments: Arguments) -> tuple[Module, Any]:
         return trace(self.function, arguments, self.target, self.cores, self._grid, self.schedule)
 
-    @functools.cached_property
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(self.function)
-
     def _compiled(self, arguments: Arguments) -> Compiled:
         state = (self.target.name, self.cores, self._grid, self.schedule, keeps_float32())
-        key = (arguments.signature, self._surroundings.signature(), *state)
+        key = (arguments.signature, surroundings(self.function).signature(), *state)
         if arguments.signature is not None and key in self._cache:
             return self._cache[key]
         module, structure = self._traced(arguments)

@@ -1,11 +1,11 @@
 """Calling a kernel: signatures and the cache, arguments and results, targets and cores, what a fault looks like."""
 
 import dataclasses
-import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from types import SimpleNamespace
+from functools import partial, wraps
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import ml_dtypes
@@ -105,7 +105,7 @@ def test_attributes_of_the_function_do_not_change_the_kernel():
 
 
 def test_a_decorated_function_is_a_kernel_at_its_own_line():
-    @functools.wraps(scaled)
+    @wraps(scaled)
     def wrapper(*args, **kwargs):
         return scaled(*args, **kwargs)
 
@@ -249,7 +249,8 @@ OBJECTS = [Config, Frozen, Slotted, Plain, AllEqual]
 @pytest.mark.parametrize(
     "value",
     [1, 1.0, True, "a", None, float("nan"), -0.0, (1, 2), [1, [2]], {"a": 1}, Color.RED, nl.float32, nl.add, nl.sbuf, np.int8,
-     np.dtype("int8"), np.float32(2), range(3), Pair(1, 2), copied, Config(2.0), Frozen(note=(1,)), Plain(3.0), Slotted(2.0)],
+     np.dtype("int8"), np.float32(2), range(3), Pair(1, 2), copied, Config(2.0), Frozen(note=(1,)), Plain(3.0), Slotted(2.0),
+     SimpleNamespace(a=1)],
 )  # fmt: skip
 def test_the_same_value_compiles_once(value):
     kernel = nki.jit(scaled)
@@ -312,6 +313,39 @@ def test_a_changed_global_array_is_another_signature():
     assert kernel(SMALL).tolist() == [[1, 2]]
     TABLE[0, 0] = 7
     assert kernel(SMALL).tolist() == [[7, 2]]
+
+
+class Settings:
+    factor = 2.0
+
+    def scale(self, x):
+        return scaled(x, FACTOR)
+
+
+def with_default(x, factor=[2.0]):  # noqa: B006
+    return scaled(x, factor[0])
+
+
+def test_what_else_a_kernel_reads_is_part_of_its_signature(monkeypatch):
+    def after(kernel, change, *args):
+        """A result before and after a change."""
+        first = kernel(SMALL, *args)[0, 1]
+        change()
+        return first, kernel(SMALL, *args)[0, 1]
+
+    def by_module(x):
+        return scaled(x, this_module.FACTOR)  # noqa: F821
+
+    module = ModuleType("this_module")
+    module.FACTOR = 2.0
+    monkeypatch.setitem(globals(), "this_module", module)
+    change = partial(monkeypatch.setitem, globals(), "FACTOR", 5.0)
+    assert after(nki.jit(lambda x, function: function(x)), change, scaled_by_global) == (2, 5)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert after(nki.jit(lambda x: Settings().scale(x)), change) == (2, 5)
+    assert after(nki.jit(lambda x: scaled(x, Settings.factor)), partial(monkeypatch.setattr, Settings, "factor", 3.0)) == (2, 3)
+    assert after(nki.jit(by_module), partial(setattr, module, "FACTOR", 4.0)) == (2, 4)
+    assert after(nki.jit(lambda x: with_default(x)), partial(with_default.__defaults__[0].insert, 0, 6.0)) == (2, 6)
 
 
 def test_a_changed_closure_variable_is_another_signature():
