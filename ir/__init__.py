@@ -2,3 +2,7 @@
 
 Nothing in here imports another folder of the project; everything else imports this one.
 """
+
+from . import printer
+
+__all__ = ["printer"]

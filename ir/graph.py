@@ -367,11 +367,6 @@ class Module:
     results: tuple[View, ...] = ()
     gates: tuple[Gate, ...] = ()
 
-    def __str__(self) -> str:
-        from .printer import to_text  # the printer reads this module
-
-        return to_text(self)
-
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Every statement in program order, loops before their bodies."""

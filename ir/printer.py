@@ -245,3 +245,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, dict):
         return _entries(value.items())
     return repr(value)
+
+
+Module.__str__ = to_text  # type: ignore[method-assign, assignment]  # graph.py knows nothing of the text

@@ -139,6 +139,16 @@ def _memset_value(instr: Instruction, target: Target, dims: dict[str, int]) -> N
     assert dtype is not None
     if dtype.is_packed and value != 0:
         raise fail(instr, "E105", "value", f"{value} for {dtype}", limit="0 for packed x4 words", actual=value)
+    if dtype == "float8_e8m0fnu" and not value > 0:
+        raise fail(
+            instr,
+            "E105",
+            "value",
+            f"{value} for a tile of {dtype}",
+            limit="a power of two: the format has no zero and no sign",
+            actual=value,
+            hint="view() the tile as uint8 and fill in the exponent byte",
+        )
     if not dtype.is_int:
         return
     # An integral float is accepted for an integer tile: public kernels pass 0.0 for uint8 scale tiles.
