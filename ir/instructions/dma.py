@@ -26,6 +26,7 @@ from ..table import (
     instruction,
     same_dtype,
 )
+from .shared import packed_as_bits
 
 _DMA_MEMORIES = (SHARED_HBM, HBM, SBUF)
 
@@ -105,21 +106,6 @@ def _descriptors(instr: Instruction, target: Target, dims: dict[str, int]) -> No
         )
 
 
-def _packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
-    dst, src = dtype_of(instr, "dst"), dtype_of(instr, "src")
-    assert dst is not None and src is not None
-    if dst != src and (dst.is_packed or src.is_packed):
-        raise fail(
-            instr,
-            "E103",
-            "src",
-            f"{src} to {dst}",
-            limit="equal dtypes for packed x4 words",
-            actual=f"{src} and {dst}",
-            hint="view() one of them as the other's dtype",
-        )
-
-
 def _index_column(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """The rows of a gather or scatter take their indices from one column, a partition each."""
     for name, operand in instr.operands.items():
@@ -160,7 +146,7 @@ instruction(
         Attr("engine", Engine, Engine.unknown, doc="queue that issues a hwdge transfer: sync or scalar"),
     ),
     engines=(Engine.dma, Engine.sync, Engine.scalar),
-    checks=(_equal_count, _descriptors, _index_column, _packed_as_bits),
+    checks=(_equal_count, _descriptors, _index_column, packed_as_bits),
     cycles=_no_cycles,
     poison="dma_copy",
     formula="dst.flat[i] = src.flat[i]",

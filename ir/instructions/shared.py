@@ -26,7 +26,7 @@ from ..table import (
 from .costs import MIN_II, copy_cycles, per_element
 from .indirect import copies_on_vector_or_scalar
 
-__all__ = ["exact_integers", "in_psum", "is_address_form"]
+__all__ = ["exact_integers", "in_psum", "is_address_form", "packed_as_bits"]
 
 _WIDE_INTS = frozenset({"int32", "uint32"})
 
@@ -98,7 +98,8 @@ def _copy_engine(instr: Instruction, target: Target) -> Engine:
     return Engine.vector
 
 
-def _packed_copies_bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+def packed_as_bits(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Packed words are copied as they are, never converted."""
     dst, src = dtype_of(instr, "dst"), dtype_of(instr, "src")
     assert dst is not None and src is not None
     if dst != src and (dst.is_packed or src.is_packed):
@@ -109,7 +110,7 @@ def _packed_copies_bits(instr: Instruction, target: Target, dims: dict[str, int]
             f"{src} to {dst}",
             limit="equal dtypes for packed x4 words",
             actual=f"{src} and {dst}",
-            hint="view() both as the same dtype",
+            hint="view() one of them as the other's dtype",
         )
 
 
@@ -123,7 +124,7 @@ instruction(
     ),
     engines=(Engine.vector, Engine.scalar, Engine.gpsimd),
     choose_engine=_copy_engine,
-    checks=(gpsimd_sees_sbuf, _packed_copies_bits, copies_on_vector_or_scalar),
+    checks=(gpsimd_sees_sbuf, packed_as_bits, copies_on_vector_or_scalar),
     cycles=copy_cycles,
     poison="elementwise",
     formula="dst[p,i] = src[p,i]",

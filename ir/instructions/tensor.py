@@ -7,6 +7,8 @@ from ..machine import Engine, MatmulPerfMode, NCVersion, Target
 from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction, start_partition
 from .indirect import matmul_operands
 
+__all__ = ["array_tile"]
+
 _WIDE = {"float32", "tfloat32"}
 _MATMUL_IN = frozenset({"float8_e4m3", "float8_e5m2", "bfloat16", "float16", "tfloat32", "float32", "float8_e4m3fn"})
 # The dst of a transpose has the dtype of its input, any that the array reads.
@@ -108,8 +110,8 @@ def _span_bytes(dst: View | Access | Memory) -> int:
     return (1 + sum(step * (count - 1) for step, count in free)) * dst.dtype.nbytes
 
 
-def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
-    """Row and column tiling of the array: both arguments or none, multiples of the tile, inside 128."""
+def array_tile(instr: Instruction) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """tile_position and tile_size of a matmul, None where the array is not tiled. raises: E105 where one is missing."""
     position, size = instr.attrs["tile_position"], instr.attrs["tile_size"]
     if bool(position) != bool(size):
         raise fail(
@@ -120,8 +122,15 @@ def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
             limit="both or none",
             actual=f"tile_position={position}, tile_size={size}",
         )
-    if not size:
+    return (position, size) if size else None
+
+
+def _tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """Row and column tiling of the array: both arguments or none, multiples of the tile, inside 128."""
+    tiling = array_tile(instr)
+    if tiling is None:
         return
+    position, size = tiling
     for name, pair in (("tile_position", position), ("tile_size", size)):
         if len(pair) != 2:
             raise fail(instr, "E105", name, f"{pair}", limit="(rows, columns)", actual=pair)

@@ -13,6 +13,7 @@ from ..machine import QUADRANT, Engine, NCVersion, Target
 from ..table import PSUM, SBUF, Attr, Param, Read, ReadWrite, Write, fail, instruction, start_partition
 from .costs import MIN_II
 from .indirect import matmul_pairs
+from .tensor import array_tile
 
 __all__ = ["GROUP_PARTITIONS", "LANES", "scale_rows"]
 
@@ -117,18 +118,10 @@ def _matmul_scales(instr: Instruction, target: Target, dims: dict[str, int]) -> 
 
 def _row_tiling(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     """Rows of the array may be tiled, columns not: tile_size (32, 64 or 128, 128), tile_position (row, 0)."""
-    position, size = instr.attrs["tile_position"], instr.attrs["tile_size"]
-    if bool(position) != bool(size):
-        raise fail(
-            instr,
-            "E105",
-            "tile_position",
-            "given without tile_size or the reverse",
-            limit="both or none",
-            actual=f"tile_position={position}, tile_size={size}",
-        )
-    if not size:
+    tiling = array_tile(instr)
+    if tiling is None:
         return
+    position, size = tiling
     if len(size) != 2 or size[0] not in (32, 64, 128) or size[1] != 128:
         raise fail(instr, "E105", "tile_size", f"{size}", limit="(32, 64 or 128, 128)", actual=size)
     rows = size[0]
