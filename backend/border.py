@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..ir.dtypes import numpy_dtype
+from ..ir.dtypes import Dtype, numpy_dtype
 from ..ir.graph import Module, View
 from . import executor
 from .numerics import load, silent, store
@@ -15,24 +15,30 @@ from .plan import Plan
 __all__ = ["run_widened"]
 
 
-def run_widened(plan: Plan, declared: Module, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """executor.run of a widened plan on arrays of the dtypes of `declared`, the module before it was widened.
+def run_widened(plans: Sequence[Plan], declared: Module, arrays: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray]]:
+    """executor.run_ranks of widened plans on arrays of the dtypes of `declared`, the module before it was widened.
 
     Arguments go up to float32 before the run; results, and arguments that the kernel wrote, are rounded to their dtypes
     after it, once.
     """
     narrow = {param.name: param.dtype for param in declared.params}
-    inside = dict(arrays)
-    changed = [p.name for p in plan.module.params if p.name in arrays and p.dtype != narrow[p.name]]
+    changed = [p.name for p in plans[0].module.params if p.dtype != narrow[p.name]]
     with silent():
-        for name in changed:
-            inside[name] = load(narrow[name])(np.asarray(arrays[name]))
-    results = executor.run(plan, inside)
+        inside = [_widened(own, {name: narrow[name] for name in changed if name in own}) for own in arrays]
+    results = executor.run_ranks(plans, inside)
     with silent():
-        for name in changed:
-            if name in plan.written_params:
-                store(narrow[name])(arrays[name], inside[name])
-        return [_narrowed(view, result, inside, arrays) for view, result in zip(declared.results, results, strict=True)]
+        for own, wide in zip(arrays, inside, strict=True):
+            for name in changed:
+                if name in plans[0].written_params:
+                    store(narrow[name])(own[name], wide[name])
+        return [
+            [_narrowed(view, result, wide, own) for view, result in zip(declared.results, each, strict=True)]
+            for own, wide, each in zip(arrays, inside, results, strict=True)
+        ]
+
+
+def _widened(arrays: Mapping[str, np.ndarray], narrow: Mapping[str, Dtype]) -> dict[str, np.ndarray]:
+    return {**arrays, **{name: load(dtype)(np.asarray(arrays[name])) for name, dtype in narrow.items()}}
 
 
 def _narrowed(

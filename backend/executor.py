@@ -1,24 +1,27 @@
-"""Run a plan: two cores over shared HBM that meet at barriers and exchanges.
+"""Run plans: two cores over shared HBM that meet at barriers and exchanges, and ranks that meet at collectives.
 
-Deterministic: a core runs until it must wait, then the other goes on. Where neither can, that is a deadlock, and the
-error says what each waits for.
+Deterministic: a core runs until it must wait, then the next goes on. Where none can, that is a deadlock, and the error
+says what each waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from ..ir.dtypes import numpy_dtype
 from ..ir.errors import KernelError
-from ..ir.graph import Tensor, View
+from ..ir.graph import Instruction, Tensor, View
+from ..ir.instructions.collectives import rank_groups
+from ..ir.table import lookup
 from .memory import HbmBuffer
 from .numerics import silent
 from .plan import Meeting, Plan, Program
 
-__all__ = ["run"]
+__all__ = ["run", "run_ranks"]
 
 
 def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -27,15 +30,37 @@ def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     Arrays that the kernel writes are updated in place; a result that is an argument is that very array.
     raises: KernelError E701 (arrays that do not fit), E308 (dynamic index), E503 (deadlock), E501 (unwritten output).
     """
+    return run_ranks([plan], [arrays])[0]
+
+
+def run_ranks(plans: Sequence[Plan], arrays: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray]]:
+    """Execute plans of one module together, as ranks 0, 1, ...; each with its own arrays and results.
+
+    raises: as run; an error inside a rank's instructions is of the rank that comes to it first.
+    """
+    copies = [_prepare(rank, plan, own) for rank, (plan, own) in enumerate(zip(plans, arrays, strict=True))]
+    with silent():
+        _run_together(plans)
+    return [_finish(*each) for each in zip(plans, arrays, copies, strict=True)]
+
+
+Copies = list[tuple[str, np.ndarray, np.ndarray]]
+
+
+def _prepare(rank: int, plan: Plan, arrays: Mapping[str, np.ndarray]) -> Copies:
     copies = _bind_params(plan, arrays)
+    for state in plan.states:
+        state.rank = rank
     for buffer in plan.outputs.values():
         buffer.bytes = np.empty(buffer.tensor.row_bytes, np.uint8)
     for rebind in plan.rebinds:
         rebind.bind()
     for start, live in plan.coverage.values():
         live[...] = start
-    with silent():
-        _run_cores(plan)
+    return copies
+
+
+def _finish(plan: Plan, arrays: Mapping[str, np.ndarray], copies: Copies) -> list[np.ndarray]:
     for name, (_, live) in plan.coverage.items():
         _require_written(plan.outputs[name].tensor, live)
     for name, array, copy in copies:
@@ -44,7 +69,7 @@ def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     return [_result(plan, view, arrays) for view in plan.module.results]
 
 
-def _bind_params(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _bind_params(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Copies:
     """Point the params at the caller's bytes; arrays that are not contiguous are copied in (and back after the run)."""
     copies = []
     for name, buffer in plan.params.items():
@@ -119,29 +144,41 @@ def _require_written(tensor: Tensor, written: np.ndarray) -> None:
     )
 
 
-# --- the two cores -----------------------------------------------------------------------------------------------
+# --- cores and ranks ---------------------------------------------------------------------------------------------
 
 
-def _run_cores(plan: Plan) -> None:
-    exchange = _Exchange()
-    running = {number: _core(program, number, exchange) for number, program in enumerate(plan.programs)}
-    waiting: dict[int, Meeting] = {}
+class _Member(NamedTuple):
+    """Who runs a program, and meets others."""
+
+    rank: int
+    core: int
+
+
+def _run_together(plans: Sequence[Plan]) -> None:
+    meetings = _Meetings(len(plans))
+    running = {
+        (member := _Member(rank, core)): _member(program, member, meetings)
+        for rank, plan in enumerate(plans)
+        for core, program in enumerate(plan.programs)
+    }
+    members = list(running)
+    waiting: dict[_Member, Meeting] = {}
     while running:
         progress = False
-        for number in list(running):
-            if number in waiting and not exchange.is_complete(number, waiting[number]):
+        for member in list(running):
+            if member in waiting and not meetings.is_complete(member, waiting[member].instr):
                 continue
-            waiting.pop(number, None)
+            waiting.pop(member, None)
             progress = True
             try:
-                waiting[number] = next(running[number])
+                waiting[member] = next(running[member])
             except StopIteration:
-                del running[number]
+                del running[member]
         if not progress:
-            raise _deadlock(waiting, len(plan.programs))
+            raise _deadlock(waiting, members, meetings)
 
 
-def _core(program: Program, number: int, exchange: _Exchange) -> Iterator[Meeting]:
+def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[Meeting]:
     """Run a core's program; yields the meetings that it has to wait for."""
     for item in program:
         if isinstance(item, list):
@@ -149,65 +186,134 @@ def _core(program: Program, number: int, exchange: _Exchange) -> Iterator[Meetin
                 step()
         elif isinstance(item, Meeting):
             if item.kind == "post":
-                exchange.post(number, item)
-            elif not exchange.is_complete(number, item):
+                meetings.post(member, item)
+            elif not meetings.is_complete(member, item.instr):
                 yield item
         elif item.kind == "while":
             while item.bounds[0]():
-                yield from _core(item.body, number, exchange)
+                yield from _member(item.body, member, meetings)
         else:
             low, high, step_size = (bound() for bound in item.bounds)
             assert item.set_variable is not None
             for value in range(low, high, step_size):
                 item.set_variable(value)
-                yield from _core(item.body, number, exchange)
+                yield from _member(item.body, member, meetings)
 
 
-class _Exchange:
-    """Where the cores meet: the k-th meeting of a kind on one core pairs with the k-th of that kind on the other."""
+class _Place(NamedTuple):
+    """Where members meet: all those whose k-th coming to an equal place is one meeting."""
 
-    def __init__(self) -> None:
-        self.posted: dict[tuple, tuple[list[Meeting], list[Meeting]]] = {}
-        self.done: dict[tuple, int] = {}
-        self.position: dict[tuple[int, int], int] = {}
-
-    def post(self, core: int, meeting: Meeting) -> None:
-        sides = self.posted.setdefault(meeting.key, ([], []))
-        sides[core].append(meeting)
-        self.position[core, id(meeting.instr)] = len(sides[core])
-        count = self.done.get(meeting.key, 0)
-        if min(len(sides[0]), len(sides[1])) > count:
-            self._transfer(sides[0][count], sides[1][count])
-            self.done[meeting.key] = count + 1
-
-    def is_complete(self, core: int, meeting: Meeting) -> bool:
-        return self.position[core, id(meeting.instr)] <= self.done.get(meeting.key, 0)
-
-    @staticmethod
-    def _transfer(one: Meeting, other: Meeting) -> None:
-        if one.src is None or other.src is None or one.dst is None or other.dst is None:
-            return
-        from_one, from_other = one.src.copy(), other.src.copy()
-        one.dst[...] = from_other.reshape(one.dst.shape)
-        other.dst[...] = from_one.reshape(other.dst.shape)
+    members: tuple[_Member, ...]
+    what: str  # "core_barrier", "sendrecv of pipe 0" or "collectives"
 
 
-def _deadlock(waiting: dict[int, Meeting], cores: int) -> KernelError:
-    core, meeting = next(iter(waiting.items()))
-    notes = []
-    for number in range(cores):
-        if number in waiting:
-            key, loc = waiting[number].key, waiting[number].instr.loc
-            notes.append(
-                f"core {number} waits at {' of pipe '.join(map(str, key))}" + (f" ({loc.short})" if loc else "")
-            )
-        else:
-            notes.append(f"core {number} has ended")
+class _Meetings:
+    """The k-th coming of one member to a place meets the k-th of all others that meet there."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.posted: dict[_Place, dict[_Member, list[Meeting]]] = {}
+        self.done: dict[_Place, int] = {}
+        self.position: dict[tuple[_Member, int], int] = {}
+        self.places: dict[tuple[_Member, int], _Place] = {}
+
+    def place(self, member: _Member, instr: Instruction) -> _Place:
+        key = member, id(instr)
+        if key not in self.places:
+            self.places[key] = self._place(member, instr)
+        return self.places[key]
+
+    def _place(self, member: _Member, instr: Instruction) -> _Place:
+        if lookup(instr.op).meets == "cores":
+            what = f"sendrecv of pipe {instr.attrs['pipe_id']}" if instr.op == "sendrecv" else instr.op
+            return _Place((_Member(member.rank, 0), _Member(member.rank, 1)), what)
+        group = next((group for group in rank_groups(instr) if member.rank in group), ())
+        if not group or max(group) >= self.ranks:
+            raise _no_group(instr, member.rank, group, self.ranks)
+        # All collectives of a core stand in one queue: whatever comes next must be the same call on all ranks.
+        return _Place(tuple(_Member(rank, member.core) for rank in group), "collectives")
+
+    def post(self, member: _Member, meeting: Meeting) -> None:
+        place = self.place(member, meeting.instr)
+        sides = self.posted.setdefault(place, {one: [] for one in place.members})
+        sides[member].append(meeting)
+        self.position[member, id(meeting.instr)] = len(sides[member])
+        count = self.done.get(place, 0)
+        if min(map(len, sides.values())) > count:
+            met = [side[count] for side in sides.values()]
+            _require_equal(place, met)
+            met[0].run([one.arrays() for one in met])
+            self.done[place] = count + 1
+
+    def is_complete(self, member: _Member, instr: Instruction) -> bool:
+        return self.position[member, id(instr)] <= self.done.get(self.place(member, instr), 0)
+
+
+def _require_equal(place: _Place, met: Sequence[Meeting]) -> None:
+    """Ranks meet at one and the same call, or at calls that differ in nothing but their tensors."""
+    if place.what != "collectives":
+        return
+    first, *others = (meeting.instr for meeting in met)
+    for number, other in enumerate(others, 1):
+        if other is first or _call(other) == _call(first):
+            continue
+        ranks = [member.rank for member in place.members]
+        raise KernelError(
+            "E503",
+            f"rank {ranks[0]} calls {first.op} where rank {ranks[number]} calls "
+            + (other.op if other.op != first.op else f"{other.op} otherwise"),
+            loc=first.loc,
+            limit="all ranks of a group make the same collective calls, in the same order",
+            actual=f"{first.op} and {other.op}",
+            hint="give all ranks the same control flow",
+            notes=(f"rank {ranks[number]}: {other.op} at {other.loc}",),
+        )
+
+
+def _call(instr: Instruction) -> tuple:
+    operands = {name: (operand.shape, operand.dtype) for name, operand in instr.operands.items()}  # type: ignore[union-attr]
+    return instr.op, dict(instr.attrs), operands
+
+
+def _no_group(instr: Instruction, rank: int, group: Sequence[int], ranks: int) -> KernelError:
+    what = f"names rank {max(group)}" if group else f"names no group with rank {rank}"
+    least = 1 + max(max(group) for group in rank_groups(instr))
     return KernelError(
         "E503",
-        f"deadlock: core {core} waits for a core that never comes",
+        f"{instr.op} {what}, and the kernel runs on {ranks} rank{'s'[: ranks > 1]}",
+        loc=instr.loc,
+        limit=f"every rank from 0 to {ranks - 1} in one group, no other",
+        actual=rank_groups(instr),
+        hint=f"launch it with kernel.on_ranks({max(least, ranks)})([arguments of rank 0, ...]), or change the groups",
+    )
+
+
+def _deadlock(waiting: Mapping[_Member, Meeting], members: Sequence[_Member], meetings: _Meetings) -> KernelError:
+    member, meeting = next(iter(waiting.items()))
+    many_cores = any(one.core for one in members)
+
+    def name(one: _Member) -> str:
+        parts = [f"rank {one.rank}"] * (meetings.ranks > 1) + [f"core {one.core}"] * (many_cores or meetings.ranks == 1)
+        return " ".join(parts)
+
+    notes = []
+    for one in members:
+        if one not in waiting:
+            notes.append(f"{name(one)} has ended")
+            continue
+        instr = waiting[one].instr
+        place = meetings.place(one, instr)
+        ranks = ", ".join(str(other.rank) for other in place.members)
+        what = f"{instr.op} of ranks {ranks}" if place.what == "collectives" else place.what
+        notes.append(f"{name(one)} waits at {what}" + (f" ({instr.loc.short})" if instr.loc else ""))
+    whom, all_of_them = "core", "both cores"
+    if any(lookup(waited.instr.op).meets == "ranks" for waited in waiting.values()):
+        whom, all_of_them = "rank", "all ranks of a group"
+    return KernelError(
+        "E503",
+        f"deadlock: {name(member)} waits for a {whom} that never comes",
         loc=meeting.instr.loc,
         notes=tuple(notes),
-        limit="both cores meet equally often, in the same order",
-        hint="give both cores the same control flow",
+        limit=f"{all_of_them} meet equally often, in the same order",
+        hint=f"give {all_of_them} the same control flow",
     )

@@ -1,8 +1,8 @@
 """One legal order of a block: queues run in order, semaphores hold them back.
 
 Ready queues take turns in the order of the block (or in a random one, for tests: any legal order gives the same bits).
-A meeting with the other core is two events: `post`, when the queue reaches it, and `complete`, as late as possible:
-when nothing else can go on.
+A meeting with another core or other ranks is two events: `post`, when the queue reaches it, and `complete`, as late as
+possible: when nothing else can go on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from random import Random
 
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Queue
+from ..ir.table import lookup
 
 __all__ = ["Event", "block_order", "is_meeting"]
 
@@ -27,8 +28,8 @@ class Event:
 
 
 def is_meeting(instr: Instruction) -> bool:
-    """Does the instruction wait for the other core?"""
-    return instr.op == "sendrecv" or (instr.op == "core_barrier" and instr.attrs["cores"] == (0, 1))
+    """Does the instruction wait for the other core or other ranks? A barrier that lists one core has no effect."""
+    return lookup(instr.op).meets != "" and instr.attrs.get("cores", (0, 1)) == (0, 1)
 
 
 def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = None) -> list[Event]:
@@ -55,7 +56,7 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
             while waiting[name] and is_ready(name):
                 instr = waiting[name].popleft()
                 if is_meeting(instr):
-                    if cores < 2:
+                    if cores < 2 and lookup(instr.op).meets == "cores":
                         raise _alone(instr)
                     events.append(Event("post", instr))
                     posted.append((name, instr))

@@ -36,7 +36,7 @@ from . import engines  # noqa: F401 -- fills the registry of semantics
 from .dynamic import ColumnOperand, DynamicOperand, column_step, row_step
 from .memory import CoreMemory, HbmBuffer, HbmMap, flattened, fresh, read_shape, strided_view
 from .order import Event, block_order
-from .semantics import SEMANTICS, BoundOp, CoreState
+from .semantics import SEMANTICS, BoundOp, CoreState, Members
 
 __all__ = ["Meeting", "Plan", "Program", "RunLoop", "build"]
 
@@ -45,13 +45,15 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A point where a core meets the other. src and dst are the tiles of an exchange, None for a barrier."""
+    """A point where a core meets the other core, or the same core of other ranks.
 
-    kind: str  # "post" or "complete"
-    key: tuple
+    kind:   "post" or "complete". arrays: this member's operands. run: what happens to all members' arrays once all came.
+    """
+
+    kind: str
     instr: Instruction
-    src: np.ndarray | None = None
-    dst: np.ndarray | None = None
+    arrays: Callable[[], Mapping[str, np.ndarray]]
+    run: Callable[[Members], None]
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,13 @@ class _Builder:
 
     def meeting(self, event: Event, core: Core) -> Meeting:
         instr = event.instr
-        if instr.op == "core_barrier":
-            return Meeting(event.kind, ("core_barrier",), instr)
-        src, dst = (self.static_view(instr.operands[name], core) for name in ("src", "dst"))
-        assert isinstance(src, np.ndarray) and isinstance(dst, np.ndarray), "sendrecv moves tiles of SBUF"
-        return Meeting(event.kind, ("sendrecv", instr.attrs["pipe_id"]), instr, src, dst)
+        run = SEMANTICS[instr.op](BoundOp(instr, self.module.target, self.states[core.number]))
+        bound = {
+            param.name: self.operand(param, operand, core, instr.loc)
+            for param in lookup(instr.op).operands
+            if isinstance(operand := instr.operands.get(param.name), Memory)
+        }
+        return Meeting(event.kind, instr, partial(_arrays, bound), run)
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -366,6 +370,10 @@ class _Builder:
 
 def _itself(array: np.ndarray) -> np.ndarray:
     return array
+
+
+def _arrays(bound: Mapping[str, np.ndarray | Callable[[], np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: array if isinstance(array, np.ndarray) else array() for name, array in bound.items()}
 
 
 def _with_marks(step: Step, marks: list[Step]) -> Step:

@@ -18,11 +18,14 @@ read arrives as an array of its storage dtype, shaped
 A written (or read and written) operand arrives as the strided view itself, in any number of dimensions whose row-major
 order is that of the elements; `numerics.put` and the functions that `numerics.store` makes assign to it.
 All inputs must be read before anything is written, because dst may be one of them.
+
+Where a row meets others (`meets`), the run function is called once for all of them: with one mapping from operand names
+to arrays for each member, in the order of the cores or of the ranks in their group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -36,21 +39,24 @@ from ..ir.machine import Engine, Target
 from ..ir.table import TABLE, Row
 from .random import VectorRandom, Xorwow
 
-__all__ = ["SEMANTICS", "BoundOp", "CoreState", "Run", "semantics"]
+__all__ = ["SEMANTICS", "BoundOp", "CoreState", "Members", "Run", "semantics"]
 
 Run = Callable[..., None]
+Members = Sequence[Mapping[str, np.ndarray]]  # the arrays of all who meet
 
 
 @dataclass
 class CoreState:
     """What an engine keeps between instructions, one object a core.
 
+    rank:          of the kernel's launch, which the executor sets before a run.
     scalar_sum:    float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
     vector_sum:    the same of the Vector engine, one for all its instructions with reduce_cmd.
     vector_random: the generators of the Vector engine. gpsimd_random: those of the GpSimd engine.
     """
 
     number: int
+    rank: int = 0
     scalar_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
     vector_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
 

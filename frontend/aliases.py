@@ -14,7 +14,7 @@ from typing import Any
 
 from ..ir.dtypes import Dtype
 from ..ir.errors import KernelError
-from . import isa, language, typing
+from . import collectives, isa, language, typing
 from .gates import Gate, gates, kernel_assert
 from .jit import Kernel, jit, simulate
 
@@ -43,7 +43,7 @@ class _OldPaths(MetaPathFinder):
 
 
 def install_aliases() -> None:
-    """Make `nki`, `nki.language`, `nki.isa`, `nki.isa.constants`, `nki.typing` and `neuronxcc.nki.typing` mean opennki.
+    """Make `nki` with its language, isa, isa.constants, collectives and typing, and `neuronxcc.nki.typing`, mean opennki.
 
     A real `nki` package, installed or already imported, is hidden from then on: who calls this asks for opennki. Names
     that the public API has dropped raise an AttributeError that says what to use instead. A second call changes nothing.
@@ -53,15 +53,15 @@ def install_aliases() -> None:
     constants = _module("nki.isa.constants", {name: getattr(isa, name) for name in _CONSTANTS})
     vars(isa)["constants"] = constants
     public = {
-        "Gate": Gate, "Kernel": Kernel, "KernelError": KernelError, "dtype": Dtype, "gates": gates, "isa": isa, "jit": jit,
-        "kernel_assert": kernel_assert, "language": language, "simulate": simulate, "typing": typing, "__opennki__": True,
-        "__path__": [], "__getattr__": _gone_name,
+        "Gate": Gate, "Kernel": Kernel, "KernelError": KernelError, "collectives": collectives, "dtype": Dtype,
+        "gates": gates, "isa": isa, "jit": jit, "kernel_assert": kernel_assert, "language": language, "simulate": simulate,
+        "typing": typing, "__opennki__": True, "__path__": [], "__getattr__": _gone_name,
     }
     old = _module(_OLD_ROOT, {"typing": typing, "__path__": [], "__getattr__": _old_name})
     sys.modules.update({
-        "nki": _module("nki", public), "nki.isa": isa, "nki.isa.constants": constants, "nki.language": language,
-        "nki.typing": typing, "neuronxcc": _module("neuronxcc", {"nki": old, "__path__": []}), _OLD_ROOT: old,
-        f"{_OLD_ROOT}.typing": typing,
+        "nki": _module("nki", public), "nki.collectives": collectives, "nki.isa": isa, "nki.isa.constants": constants,
+        "nki.language": language, "nki.typing": typing, "neuronxcc": _module("neuronxcc", {"nki": old, "__path__": []}),
+        _OLD_ROOT: old, f"{_OLD_ROOT}.typing": typing,
     })
     sys.meta_path.insert(0, _OldPaths())
 

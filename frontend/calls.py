@@ -1,4 +1,4 @@
-"""The `nisa` functions: one for each row of the instruction table, made from the row.
+"""The `nisa` functions and those of `nki.collectives`: one for each row of the instruction table, made from the row.
 
 Each call checks its arguments, records one instruction at the author's line and returns a handle for `depends_on`.
 """
@@ -21,7 +21,7 @@ from ..ir.table import REQUIRED, TABLE, Attr, Param, Row
 from .tensor import NkiTensor, as_operand
 from .tracer import Tracer, author_error, current, located
 
-__all__ = ["FUNCTIONS", "NkiInstruction"]
+__all__ = ["COLLECTIVES", "FUNCTIONS", "NkiInstruction"]
 
 # Keywords of older releases, with what to write instead.
 _REMOVED = {
@@ -166,7 +166,7 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
     signature = _signature(row)
 
     def call(*args: Any, **kwargs: Any) -> NkiInstruction:
-        tracer = current(f"nisa.{row.name}")
+        tracer = current(f"{row.module}.{row.name}")
         arguments = _bind(row, signature, args, kwargs)
         operands: dict[str, Operand] = {}
         attrs: dict[str, Any] = {}
@@ -204,5 +204,8 @@ def _attribute(row: Row, attr: Attr, value: Any) -> Any:
 
 
 FUNCTIONS: Mapping[str, Callable[..., NkiInstruction]] = MappingProxyType(
-    {row.name: _function(row) for row in TABLE.values()}
+    {row.name: _function(row) for row in TABLE.values() if row.module == "nisa"}
+)
+COLLECTIVES: Mapping[str, Callable[..., NkiInstruction]] = MappingProxyType(
+    {row.name: _function(row) for row in TABLE.values() if row.module == "nki.collectives"}
 )

@@ -43,6 +43,7 @@ _IGNORED = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags", "c
 class Compiled:
     """A kernel compiled for one signature: the module at each stage, and the plan.
 
+    plan:    of rank 0; others are built when a kernel first runs on so many ranks.
     is_wide: the plan stores low-precision floats as float32.
     """
 
@@ -50,16 +51,27 @@ class Compiled:
     plan: plan.Plan
     structure: Any
     is_wide: bool = False
+    _others: list[Any] = dataclasses.field(default_factory=list, repr=False, compare=False)
     _lock: Any = dataclasses.field(default_factory=Lock, repr=False, compare=False)  # a plan has one memory
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """The kernel's result, in the structure that it returned."""
+        return self.run_ranks([arrays])[0]
+
+    def run_ranks(self, arrays: Sequence[Mapping[str, np.ndarray]]) -> list[Any]:
+        """The results of all ranks, which run together, each on its own arrays and memories."""
         self._refuse_overlap(arrays)
         with self._lock:
+            while len(self._others) < len(arrays) - 1:
+                self._others.append(plan.build(self.modules[Stage.BIR]))
+            plans = [self.plan, *self._others][: len(arrays)]
             if self.is_wide:
-                results = border.run_widened(self.plan, self.modules[Stage.TRACE], arrays)
+                results = border.run_widened(plans, self.modules[Stage.TRACE], arrays)
             else:
-                results = executor.run(self.plan, arrays)
+                results = executor.run_ranks(plans, arrays)
+        return [self._structured(each) for each in results]
+
+    def _structured(self, results: list[np.ndarray]) -> Any:
         if self.structure is None:
             return None
         if isinstance(self.structure, NkiTensor):
@@ -68,14 +80,18 @@ class Compiled:
             return type(self.structure)(*results)
         return list(results) if isinstance(self.structure, list) else tuple(results)
 
-    def _refuse_overlap(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def _refuse_overlap(self, arrays: Sequence[Mapping[str, np.ndarray]]) -> None:
         """Arguments are separate buffers to the compiler: one that is written must not share memory with another."""
-        for one, other in combinations(arrays, 2) if self.plan.written_params else ():
-            written = next((name for name in (one, other) if name in self.plan.written_params), None)
-            if written and np.shares_memory(arrays[one], arrays[other]):
+        if not self.plan.written_params:
+            return
+        named = [(name, rank) for rank, own in enumerate(arrays) for name in own]
+        for one, other in combinations(named, 2):
+            written = next((name for name, _ in (one, other) if name in self.plan.written_params), None)
+            if written and np.shares_memory(arrays[one[1]][one[0]], arrays[other[1]][other[0]]):
+                first, second = (f"{name} of rank {rank}" if len(arrays) > 1 else name for name, rank in (one, other))
                 raise KernelError(
                     "E701",
-                    f"arguments {one} and {other} share memory, and the kernel writes {written}",
+                    f"arguments {first} and {second} share memory, and the kernel writes {written}",
                     loc=self.plan.params[written].tensor.loc,
                     limit="separate memory",
                     hint="pass a copy of one, or the whole array once",
@@ -83,7 +99,8 @@ class Compiled:
 
 
 class Kernel:
-    """A compiled-on-call kernel. `kernel(...)` runs on one core, `kernel[2](...)` on a pair.
+    """A compiled-on-call kernel. `kernel(...)` runs on one core, `kernel[2](...)` on a pair, `kernel.on_ranks(n)([...])`
+    on several ranks.
 
     Arguments are NumPy arrays (or anything with `__array__`) and compile-time values; arrays that the kernel writes are
     updated in place. raises: KernelError.
@@ -146,6 +163,46 @@ class Kernel:
             limit = "[(consumer, producer or list of producers), ...], all names"
             raise author_error("E701", f"schedule {edges!r}", limit=limit, actual=edges)
         return self._changed(schedule=(*self.schedule, *schedule))
+
+    def on_ranks(self, ranks: int) -> Callable[[Sequence[tuple | Mapping[str, Any]]], list[Any]]:
+        """Launch on several ranks, which meet at the calls of nki.collectives.
+
+            results = kernel.on_ranks(4)([(x0,), (x1,), (x2,), (x3,)])
+
+        The callable takes each rank's arguments, a tuple or a dict of keywords, and returns each rank's result. All ranks
+        run one program: their arguments may differ in the arrays' contents alone. `kernel[2].on_ranks(4)` runs on a pair
+        of cores a rank. raises: KernelError E701.
+        """
+        if isinstance(ranks, bool) or not hasattr(ranks, "__index__") or ranks.__index__() < 1:
+            raise author_error("E701", f"{self.__name__}.on_ranks({ranks!r})", limit="1 rank or more", actual=ranks)
+        return functools.partial(self._run_ranks, ranks.__index__())
+
+    def _run_ranks(self, ranks: int, arguments: Sequence[tuple | Mapping[str, Any]]) -> list[Any]:
+        if optional_tracer() is not None:
+            limit = "kernel(...), which runs on the calling kernel's ranks"
+            raise author_error("E701", f"{self.__name__}.on_ranks inside a kernel", limit=limit)
+        if not isinstance(arguments, (list, tuple)) or not all(isinstance(each, (tuple, list, Mapping)) for each in arguments):
+            hint = "for one argument x a rank: [(x0,), (x1,)]"
+            limit = "a list with a tuple or dict of arguments for each rank"
+            raise author_error("E701", f"{self.__name__}.on_ranks({ranks})", limit=limit, hint=hint)
+        if len(arguments) != ranks:
+            text = f"{self.__name__}.on_ranks({ranks}): arguments of {len(arguments)} ranks"
+            raise author_error("E701", text, limit=f"{ranks} tuples or dicts", actual=len(arguments))
+        if self._target is None:
+            note_default_target()
+        bound = [
+            bind_arguments(self.function, (), each) if isinstance(each, Mapping) else bind_arguments(self.function, each, {})
+            for each in arguments
+        ]
+        for rank, own in enumerate(bound):
+            if rank and (own.signature is None or own.signature != bound[0].signature):
+                raise author_error(
+                    "E701",
+                    f"{self.__name__}: the arguments of rank {rank} are not like those of rank 0",
+                    limit="equal shapes, dtypes and compile-time values on all ranks",
+                    hint="ranks run one program: use nki.collectives.rank_id() for what differs",
+                )
+        return self._compiled(bound[0]).run_ranks([own.arrays for own in bound])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tracer = optional_tracer()

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .graph import Instruction, Operand
+from .instructions.collectives import is_permutation, list_names, rank_groups
 from .instructions.dma import DEFAULT_AXES
 from .instructions.gpsimd import PARTITIONS_PER_CORE, in_snakes
 from .instructions.gpsimd_gather import valid_indices
@@ -424,6 +425,53 @@ def _register(instr: Instruction, levels: Levels) -> Levels:
 def _sendrecv(instr: Instruction, levels: Levels) -> Levels:
     """`src` holds the levels of the other core's tile."""
     return {"dst": levels["src"]}
+
+
+# Collectives: all ranks run one program, so each has the levels of this one. What depends on the rank (which part of a
+# tensor it gets) has the highest level that any rank sees.
+
+
+@_rule("collective")
+def _collective(instr: Instruction, levels: Levels) -> Levels:
+    """Element by element, from one source or two."""
+    sources = [name for name in levels if name.startswith("srcs")]
+    return {
+        dst: _highest(*(levels[name] for name in sources if name.rpartition("_")[2] == dst.rpartition("_")[2]))
+        for argument in ("dsts", "dsts_by_channel")
+        for dst in list_names(instr, argument)
+    }
+
+
+def _each(instr: Instruction, levels: Levels, rule: Callable[[np.ndarray, int, int], np.ndarray]) -> Levels:
+    """rule(level of src, dimension, ranks in a group) for each tensor of the lists."""
+    size = len(rank_groups(instr)[0])
+    names = zip(list_names(instr, "dsts"), list_names(instr, "srcs"), strict=True)
+    return {dst: rule(levels[src], instr.attrs["collective_dim"], size) for dst, src in names}
+
+
+@_rule("all_gather")
+def _all_gather(instr: Instruction, levels: Levels) -> Levels:
+    return _each(instr, levels, lambda src, dim, size: np.concatenate([src] * size, dim))
+
+
+def _any_part(src: np.ndarray, dim: int, size: int) -> np.ndarray:
+    return np.stack(np.split(src, size, dim)).max(0)
+
+
+@_rule("reduce_scatter")
+def _reduce_scatter(instr: Instruction, levels: Levels) -> Levels:
+    return _each(instr, levels, _any_part)
+
+
+@_rule("all_to_all")
+def _all_to_all(instr: Instruction, levels: Levels) -> Levels:
+    return _each(instr, levels, lambda src, dim, size: np.concatenate([_any_part(src, dim, size)] * size, dim))
+
+
+@_rule("collective_permute", shows_old=lambda instr: not is_permutation(instr))
+def _collective_permute(instr: Instruction, levels: Levels) -> Levels:
+    """A rank that is no target keeps its dst."""
+    return {"dsts_0": _highest(*levels.values())}
 
 
 @_rule("keep", shows_old=lambda instr: True)

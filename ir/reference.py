@@ -12,7 +12,8 @@ __all__ = ["index_rows", "page", "reference"]
 
 HEAD = """# ISA reference
 
-Made from the instruction table (`ir/instructions/`) by `opennki isa --all`; a test keeps it current. `nisa` is `opennki.isa`.
+Made from the instruction table (`ir/instructions/`) by `opennki isa --all`; a test keeps it current. `nisa` is
+`opennki.isa`, `nki.collectives` is `opennki.collectives`.
 
 Operands name their memories, their dimensions (partition first, then the flattened free elements; equal letters are equal
 sizes, `1` is one element, `*` keeps every dimension) and their dtypes. Cycles are those of the executing engine, busy time.
@@ -45,7 +46,7 @@ def _lines(row: Row) -> Iterator[str]:
     yield ""
     yield row.doc
     yield ""
-    yield f"    nisa.{row.name}({', '.join(_signature(row))})"
+    yield f"    {row.module}.{row.name}({', '.join(_signature(row))})"
     if row.formula:
         yield ""
         yield f"    {row.formula}"
@@ -66,6 +67,8 @@ def _lines(row: Row) -> Iterator[str]:
 def _signature(row: Row) -> Iterator[str]:
     for name, argument in row.public.items():
         param = argument if isinstance(argument, Attr) else argument[0]
+        if isinstance(param, Param) and param.returned:
+            continue
         required = param.default is REQUIRED or (isinstance(param, Param) and not param.optional)
         yield name if required else f"{name}={_text(param.default)}"
     yield "name=None"

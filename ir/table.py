@@ -81,6 +81,7 @@ class Param:
     dims_if:    (attribute, value, dims): other dims where the attribute has that value.
     list_of:    the argument, a list of tensors, of which this is one item; see ReadList.
     indirect:   may be an indirect view, whose elements an index tile chooses along the free axis.
+    returned:   the public function makes it and returns it.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Param:
     dims_if: tuple[str, Any, str] | None = None
     list_of: str = ""
     indirect: bool = False
+    returned: bool = False
 
     def dims_for(self, attrs: Mapping[str, Any]) -> str:
         """The dims that hold with these attributes."""
@@ -311,6 +313,8 @@ class Row:
     canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None
     has_effects: bool
     kept: Callable[[Instruction], Kept] = _keeps_nothing
+    meets: str = ""
+    module: str = "nisa"
 
     @cached_property
     def operands(self) -> tuple[Param, ...]:
@@ -373,6 +377,8 @@ def instruction(
     canonical: Callable[[dict[str, Operand], dict[str, Any]], dict[str, Any]] | None = None,
     has_effects: bool = False,
     kept: Callable[[Instruction], Kept] = _keeps_nothing,
+    meets: str = "",
+    module: str = "nisa",
 ) -> Row:
     """Add a row to the table.
 
@@ -384,8 +390,10 @@ def instruction(
     poison:        rule of ir/poison.py: which output bytes a never-written input byte reaches.
     formula:       the semantics in one line, for the reference page.
     canonical:     attributes as the IR keeps them, given operands and attributes as the author wrote them.
-    has_effects:   it stays even where nothing reads what it writes: it prints, or it meets the other core.
+    has_effects:   it stays even where nothing reads what it writes: it prints, or others meet it.
     kept:          kept(instruction): what it reads and changes of the state that engines keep between instructions.
+    meets:         whom it waits for: "cores", the other core of the pair; "ranks", those of its replica group.
+    module:        where the function is: nisa or nki.collectives.
     """
     if name in _ROWS:
         raise ValueError(f"instruction {name} is defined twice")
@@ -405,6 +413,8 @@ def instruction(
         canonical,
         has_effects,
         kept,
+        meets,
+        module,
     )
     _ROWS[name] = row
     return row

@@ -38,7 +38,8 @@ __all__ = ["MAX_FREE_DIMS", "QUEUES", "verify"]
 # Free pairs of an on-chip pattern (Trainium architecture guide: up to 4; which instruction takes fewer is unpublished).
 MAX_FREE_DIMS = 4
 
-QUEUES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma0", "dma1", "dma2", "pipe")  # pipes are pipe0, pipe1, ...
+# Pipes are pipe0, pipe1, ...; cc holds the collectives.
+QUEUES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma0", "dma1", "dma2", "cc", "pipe")
 
 _KIND = {Stage.TRACE: View, Stage.PENGUIN: Access, Stage.BIR: Memory}
 _NAMES = {Stage.TRACE: "a view", Stage.PENGUIN: "an access {...}", Stage.BIR: "a physical operand"}
@@ -465,13 +466,15 @@ def _check_semaphores(block: list[Queue]) -> None:
 
 
 def _check_queue(name: str, instr: Instruction) -> None:
-    """An engine's queue holds its instructions; the DMA queues and pipes hold what the DMA engines can move."""
-    by_dma = Engine.dma in lookup(instr.op, instr.loc).engines
-    if not (name.startswith(("dma", "pipe")) if by_dma else name == str(instr.engine)):
+    """An engine's queue holds its instructions; the DMA queues and pipes what the DMA engines can move, cc the collectives."""
+    row = lookup(instr.op, instr.loc)
+    by_dma, meets_ranks = Engine.dma in row.engines, row.meets == "ranks"
+    is_right = name == "cc" if meets_ranks else name.startswith(("dma", "pipe")) if by_dma else name == str(instr.engine)
+    if not is_right:
         raise KernelError(
             "E603",
             f"{instr.op} of engine {instr.engine} in queue {name}",
             loc=instr.loc,
-            limit="a dma queue or a pipe" if by_dma else "the queue of its engine",
+            limit="queue cc" if meets_ranks else "a dma queue or a pipe" if by_dma else "the queue of its engine",
             actual=name,
         )

@@ -37,11 +37,13 @@ def queue_of(instr: Instruction) -> str:
     """The queue that executes an instruction: its engine's, or one of the DMA queues.
 
     Model: dma0 moves into SBUF, dma1 into HBM, dma2 holds the transfers whose descriptors GpSimd makes; each completes
-    in order. sendrecv has a queue for each pipe, because pipes do not block one another.
+    in order. sendrecv has a queue for each pipe, because pipes do not block one another; collectives have the queue cc.
     """
     assert instr.engine is not None, f"{instr.op} has no engine"
     if instr.op == "sendrecv":
         return f"pipe{instr.attrs['pipe_id']}"
+    if lookup(instr.op, instr.loc).meets == "ranks":
+        return "cc"
     if Engine.dma not in lookup(instr.op, instr.loc).engines:
         return instr.engine.name
     dynamic = [getattr(operand, "dynamic", None) for operand in instr.operands.values()]

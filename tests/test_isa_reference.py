@@ -18,7 +18,7 @@ def test_the_reference_page_is_current():
 @pytest.mark.parametrize("name", TABLE)
 def test_a_page_names_signature_operands_engines_cycles_and_source(name):
     row, text = TABLE[name], page(TABLE[name])
-    assert text.startswith(f"## {name}\n") and f"nisa.{name}(" in text
+    assert text.startswith(f"## {name}\n") and f"    {row.module}.{name}(" in text
     assert all(f"| `{argument}` |" in text for argument in row.public)
     assert "- engines: " in text and "- generations: " in text and "- cycles: " in text
     assert row.doc.endswith(".") and row.source and row.formula and row.cycles.__doc__

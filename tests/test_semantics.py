@@ -501,15 +501,17 @@ def test_register_load_extends_by_dtype_and_store_keeps_low_bits(dtype, raw, hel
         assert bits_of(stored) == element.tobytes()
 
 
-def test_sendrecv_takes_the_other_cores_bits():
-    theirs = random(4, 3)
-    dst = call("sendrecv", dst=Out((4, 3)), src=In(theirs), send_to_rank=1, recv_from_rank=1, pipe_id=0)
-    assert bits_of(dst) == theirs.tobytes()
+def test_sendrecv_swaps_the_bits_of_both_cores():
+    tiles = random(2, 4, 3)
+    run = make("sendrecv", dst=Out((4, 3)), src=In(tiles[0]), send_to_rank=1, recv_from_rank=1, pipe_id=0)
+    whole = tiles.copy()
+    run([{"src": whole[0], "dst": whole[0]}, {"src": whole[1], "dst": whole[1]}])  # in place: read before written
+    assert bits_of(whole) == bits_of(tiles[::-1])
 
 
 def test_a_barrier_moves_nothing():
     flag = np.array([[7]], np.int32)
-    make("core_barrier", data=In(flag, space=HBM), cores=(0, 1))(data=flag)
+    make("core_barrier", data=In(flag, space=HBM), cores=(0, 1))([{"data": flag}, {"data": flag}])
     assert flag.tolist() == [[7]]
 
 

@@ -2,6 +2,7 @@
 
 from ...ir import instructions as _rows  # noqa: F401  the table is filled before anything binds to it
 from . import (
+    collectives,
     dma,
     gpsimd,
     gpsimd_gather,
@@ -22,6 +23,7 @@ from . import (
 )
 
 __all__ = [
+    "collectives",
     "dma",
     "gpsimd",
     "gpsimd_gather",

@@ -1,17 +1,24 @@
-"""Instructions at which two cores meet. The executor does the meeting; here is what then happens to the data."""
+"""Instructions at which two cores meet: what happens to the data of both once both have come."""
 
 from __future__ import annotations
 
 from ..numerics import put
-from ..semantics import BoundOp, Run, semantics
+from ..semantics import BoundOp, Members, Run, semantics
 
 
 @semantics("core_barrier")
 def core_barrier(op: BoundOp) -> Run:
-    return lambda data: None
+    return lambda members: None
 
 
 @semantics("sendrecv")
 def sendrecv(op: BoundOp) -> Run:
-    """`src` is the other core's array, as it was before either core wrote its dst."""
-    return lambda dst, src: put(dst, src)
+    """Both tiles are read before either is written."""
+
+    def run(members: Members) -> None:
+        one, other = members
+        from_one, from_other = one["src"].copy(), other["src"].copy()
+        put(one["dst"], from_other)
+        put(other["dst"], from_one)
+
+    return run

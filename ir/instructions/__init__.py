@@ -1,6 +1,7 @@
 """The rows of the instruction table, one file an engine. Importing this package fills the table."""
 
 from . import (
+    collectives,
     dma,
     gpsimd,
     gpsimd_gather,
@@ -21,6 +22,7 @@ from . import (
 )
 
 __all__ = [
+    "collectives",
     "dma",
     "gpsimd",
     "gpsimd_gather",

@@ -37,6 +37,7 @@ instruction(
     formula="both cores meet",
     source="nki.isa reference: core_barrier",
     has_effects=True,
+    meets="cores",
 )
 
 
@@ -84,4 +85,5 @@ instruction(
     formula="dst here = src of recv_from_rank",
     source="nki.isa reference: sendrecv",
     has_effects=True,
+    meets="cores",
 )
