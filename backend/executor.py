@@ -17,7 +17,7 @@ from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Tensor, View
 from ..ir.instructions.collectives import rank_groups
 from ..ir.table import lookup
-from .memory import HbmBuffer
+from .memory import HbmBuffer, fresh
 from .numerics import silent
 from .plan import Meeting, Plan, Program
 
@@ -51,8 +51,9 @@ def _prepare(rank: int, plan: Plan, arrays: Mapping[str, np.ndarray]) -> Copies:
     copies = _bind_params(plan, arrays)
     for state in plan.states:
         state.rank = rank
-    for buffer in plan.outputs.values():
-        buffer.bytes = np.empty(buffer.tensor.row_bytes, np.uint8)
+    for name, buffer in plan.outputs.items():
+        size = buffer.tensor.row_bytes
+        buffer.bytes = fresh(size) if name in plan.holed else np.empty(size, np.uint8)
     for rebind in plan.rebinds:
         rebind.bind()
     for start, live in plan.coverage.values():

@@ -88,6 +88,7 @@ class Plan:
 
     programs: one a core. params, outputs: the HBM buffers that each run binds anew, by tensor name.
     coverage: for an output that not every run may fill: which bytes static writes fill, and the mask of the run.
+    holed:    names of outputs in which a collective may leave elements as they were, which is no error.
     """
 
     module: Module
@@ -98,6 +99,7 @@ class Plan:
     rebinds: list[_Rebind]
     coverage: Mapping[str, tuple[np.ndarray, np.ndarray]]
     states: list[CoreState]
+    holed: frozenset[str] = frozenset()
 
 
 def build(module: Module, shuffle: int | None = None) -> Plan:
@@ -162,7 +164,17 @@ class _Builder:
             rebinds=self.rebinds,
             coverage={name: (start[name], live) for name, live in self.coverage.items()},
             states=self.states,
+            holed=frozenset(self.holed()),
         )
+
+    def holed(self) -> Iterator[str]:
+        for core in self.module.cores:
+            for instr in instructions(core.body):
+                row = lookup(instr.op)
+                for param in row.operands if row.meets == "ranks" else ():
+                    memory = instr.operands.get(param.name)
+                    if param.writes and param.reads and isinstance(memory, Memory) and memory.space.is_hbm:
+                        yield self.buffer(memory, core).tensor.name
 
     def written_tensor(self, memory: Memory, core: Core, instr: Instruction) -> Tensor:
         tensor = self.buffer(memory, core, instr.loc).tensor

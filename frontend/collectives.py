@@ -3,12 +3,13 @@
     import opennki.collectives as ncc
     ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=ncc.ReplicaGroup([[0, 1]]), op=nl.add)
 
-Source: nki.collectives reference. Not here: all_to_all_v and all_gather_v, whose counts are known at run time alone.
+Source: nki.collectives reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import wraps
 from typing import Any
 
@@ -16,7 +17,15 @@ from ..ir.table import TABLE
 from .calls import COLLECTIVES
 from .registers import VirtualRegister, register_alloc
 
-__all__ = ["ReplicaGroup", *COLLECTIVES]
+__all__ = ["ReplicaGroup", "rg_partition_op", *COLLECTIVES]
+
+
+class rg_partition_op(Enum):
+    """How ReplicaGroup.from_partition_op tells the group of a rank."""
+
+    bitwise_and = "bitwise_and"
+    div = "div"
+    mod = "mod"
 
 
 class ReplicaGroup(tuple):
@@ -24,6 +33,19 @@ class ReplicaGroup(tuple):
 
     def __new__(cls, groups: Sequence[Sequence[int]]) -> ReplicaGroup:
         return super().__new__(cls, (tuple(group) if isinstance(group, (list, tuple)) else group for group in groups))
+
+    @staticmethod
+    def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
+        """The ranks below world_size, those with equal op(rank, operand) in one group."""
+        group_of = {
+            rg_partition_op.bitwise_and: lambda rank: rank & operand,
+            rg_partition_op.div: lambda rank: rank // operand,
+            rg_partition_op.mod: lambda rank: rank % operand,
+        }[op]
+        groups: dict[int, list[int]] = {}
+        for rank in range(world_size):
+            groups.setdefault(group_of(rank), []).append(rank)
+        return ReplicaGroup(list(groups.values()))
 
     def __repr__(self) -> str:
         return f"ReplicaGroup({[list(group) if isinstance(group, tuple) else group for group in self]})"

@@ -474,6 +474,37 @@ def _collective_permute(instr: Instruction, levels: Levels) -> Levels:
     return {"dsts_0": _highest(*levels.values())}
 
 
+def _metadata_used(instr: Instruction, levels: Levels, columns: slice = slice(None)) -> Levels:
+    """The source, and what is read of the metadata."""
+    rows = levels["metadata_tensor"].reshape(-1, levels["metadata_tensor"].shape[-1])
+    received = [row for row, is_read in ((2, "recv_counts_known"), (3, "has_rdispls")) if instr.attrs[is_read]]
+    read = np.concatenate([rows[:2, columns].reshape(-1), rows[received].reshape(-1)])
+    return {"srcs_0": levels["srcs_0"], "metadata_tensor": read}
+
+
+@_rule("all_to_all_v", shows_old=lambda instr: True, used=_metadata_used)
+def _all_to_all_v(instr: Instruction, levels: Levels) -> Levels:
+    return _received(instr, levels, _metadata_used(instr, levels))
+
+
+def _first_column_used(instr: Instruction, levels: Levels) -> Levels:
+    return _metadata_used(instr, levels, slice(1))
+
+
+@_rule("all_gather_v", shows_old=lambda instr: True, used=_first_column_used)
+def _all_gather_v(instr: Instruction, levels: Levels) -> Levels:
+    return _received(instr, levels, _first_column_used(instr, levels))
+
+
+def _received(instr: Instruction, levels: Levels, read: Levels) -> Levels:
+    """Which elements of dst are received, and which of src they are, only the run knows."""
+    counts, metadata = read["metadata_tensor"].max(), levels["metadata_tensor"].copy()
+    if not instr.attrs["recv_counts_known"]:
+        metadata.reshape(-1, metadata.shape[-1])[2] = counts
+    sources = join(read["srcs_0"].min(), read["srcs_0"].max())
+    return {"dsts_0": np.maximum(join(levels["dsts_0"], sources), counts), "metadata_tensor": metadata}
+
+
 @_rule("keep", shows_old=lambda instr: True)
 def _keep(instr: Instruction, levels: Levels) -> Levels:
     return {}

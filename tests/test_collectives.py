@@ -10,9 +10,14 @@ from opennki import collectives as ncc
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend import executor, plan
+from opennki.backend.semantics import SEMANTICS, BoundOp, CoreState
 from opennki.ir.graph import Stage, instructions
 from opennki.ir.parser import parse
+from opennki.ir.poison import POISON as POISONED
+from opennki.ir.poison import shows_old, spread
 from opennki.ir.printer import to_text
+from opennki.ir.table import TABLE
+from opennki.ir.verifier import verify
 from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 
 UFUNCS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
@@ -334,6 +339,56 @@ def test_a_collective_stays_even_where_nothing_reads_it():
     assert [instr.op for instr in instructions(module.cores[0].body)] == ["all_reduce"]
 
 
+POISON = [
+    "all_reduce srcs_0=%a dsts_0=%b replica_group=[[0, 1]] op=add",
+    "all_gather srcs_0=%a dsts_0=%double replica_group=[[0, 1]] collective_dim=0",
+    "all_gather srcs_0=%t dsts_0=%wide replica_group=[[0, 1]] collective_dim=1",
+    "reduce_scatter srcs_0=%a dsts_0=%half replica_group=[[0, 1]] collective_dim=0 op=maximum",
+    "all_to_all srcs_0=%a dsts_0=%b replica_group=[[0, 1]] collective_dim=0",
+    "collective_permute srcs_0=%a dsts_0=%b source_target_pairs=[[0, 1], [1, 0]]",
+    "collective_permute srcs_0=%a dsts_0=%b source_target_pairs=[[0, 1]]",
+    "collective_permute_implicit srcs_by_channel_0=%a srcs_by_channel_1=%double dsts_by_channel_0=%b "
+    "dsts_by_channel_1=%double2 replica_group=[[0, 1]] channel_ids=[0, 1]",
+    "collective_permute_implicit_reduce srcs0_by_channel_0=%a srcs1_by_channel_0=%c dsts_by_channel_0=%b "
+    "replica_group=[[0, 1]] op=add",
+]
+
+
+@pytest.mark.parametrize("text", POISON)
+def test_poison_reaches_what_an_element_changes_on_any_rank(text):
+    """The same element is changed on both ranks: the elements that change on one of them have the level of poison."""
+    sizes = {"a": "4,3", "b": "4,3", "c": "4,3", "double": "8,3", "double2": "8,3", "half": "2,3"}
+    tensors = [f"%{name}: float32[{size}] @private_hbm" for name, size in sizes.items()]
+    tensors += ["%t: float32[4,3] @sbuf", "%wide: float32[4,6] @sbuf"]
+    module = parse("\n".join(["kernel @k stage=trace target=gen3 {", "core 0 {", *tensors, text, "}", "}"]))
+    verify(module)
+    (instr,) = instructions(module.cores[0].body)
+    row, rng = TABLE[instr.op], np.random.default_rng(0)
+    run = SEMANTICS[instr.op](BoundOp(instr, module.target, CoreState(0)))
+    start = [
+        {name: rng.integers(1, 5, operand.shape).astype(np.float32) for name, operand in instr.operands.items()} for _ in "01"
+    ]
+
+    def outputs(name=None, at=None):
+        ranks = [{key: array.copy() for key, array in arrays.items()} for arrays in start]
+        for arrays in ranks if name else ():
+            arrays[name].flat[at] = 9
+        run(ranks)
+        return ranks
+
+    reads = [name for name in instr.operands if not row.operand(name).writes or (row.operand(name).reads and shows_old(instr))]
+    before = outputs()
+    for name in reads:
+        for at in range(start[0][name].size):
+            levels = {key: np.zeros(instr.operands[key].shape, np.uint8) for key in reads}
+            levels[name].flat[at] = POISONED
+            after = spread(instr, levels)
+            for key in (key for key in instr.operands if row.operand(key).writes):
+                changed = np.any([x[key] != y[key] for x, y in zip(before, outputs(name, at), strict=True)], axis=0)
+                np.testing.assert_array_equal(np.broadcast_to(after[key], changed.shape)[changed], POISONED)
+                assert changed.any() or key not in after or not after[key].any() or "maximum" in text
+
+
 def test_never_written_sources_are_found():
     @nki.jit
     def kernel(x):
@@ -348,6 +403,125 @@ def test_never_written_sources_are_found():
     with pytest.raises(KernelError) as error:
         kernel.compile(X)
     assert error.value.code == "E501" and "2 of 8 elements" in error.value.message
+
+
+# --- sizes that the run knows ----------------------------------------------------------------------------------------
+
+
+@nki.jit
+def variable(x, metadata, name, groups, size, known=False, rdispls=False, on_chip=False, fill=True):
+    out = nl.ndarray((size,), x.dtype, buffer=nl.shared_hbm)
+    if fill:
+        zeros = nl.ndarray((1, size), x.dtype)
+        nisa.memset(zeros, 0.0)
+        nisa.dma_copy(dst=out.reshape((1, size)), src=zeros)
+    table = nl.ndarray(metadata.shape, metadata.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=table, src=metadata)
+    if on_chip:
+        tile = nl.ndarray((1, *metadata.shape), metadata.dtype)
+        nisa.dma_copy(dst=tile, src=metadata.reshape((1, *metadata.shape)))
+    counts = tile if on_chip else table
+    getattr(ncc, name)([x], [out], ncc.ReplicaGroup(groups), counts, recv_counts_known=known, has_rdispls=rdispls)
+    if on_chip:
+        nisa.dma_copy(dst=table.reshape((1, *metadata.shape)), src=tile)
+    return out, table
+
+
+def launch_variable(tables, name, groups, *args, size=48):
+    xs = inputs(groups, (32,))
+    tables = [np.array(table, np.uint32) for table in tables]
+    return xs, variable.on_ranks(len(xs))([(x, t, name, groups, size, *args) for x, t in zip(xs, tables, strict=True)])
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+@pytest.mark.parametrize("rdispls", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("groups", [[[0]], [[1, 0]], [[0, 1, 2, 3]], [[0, 2], [1, 3]]])
+def test_all_to_all_v(groups, known, rdispls, on_chip):
+    rng, ranks, size = np.random.default_rng(3), sum(map(len, groups)), len(groups[0])
+    counts, displs = rng.integers(0, 9, (ranks, size)), rng.integers(0, 24, (ranks, size))
+    received = {r: [counts[q][members(groups, r)[1]] for q in members(groups, r)[0]] for r in range(ranks)}
+    places = 48 // size * np.arange(size)[::-1] if rdispls else 48 // size * np.arange(size)
+    tables = [
+        [counts[r], displs[r], received[r] if known else [77] * size, *([places] if rdispls else [])] for r in range(ranks)
+    ]
+    xs, results = launch_variable(tables, "all_to_all_v", groups, known, rdispls, on_chip)
+    for rank, (out, table) in enumerate(results):
+        group, position = members(groups, rank)
+        expected = np.zeros(48, np.float32)
+        for place, q in zip(places, group, strict=True):
+            chunk = xs[q][displs[q][position] :][: counts[q][position]]
+            expected[place : place + len(chunk)] = chunk
+        np.testing.assert_array_equal(out, expected)
+        assert table[2].tolist() == received[rank]
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3]], [[3, 1], [0, 2]]])
+def test_all_gather_v(groups):
+    size, slot = len(groups[0]), 48 // len(groups[0])
+    tables = [[[3 + r, *[99] * (size - 1)], [2 * r, *[99] * (size - 1)], [0] * size] for r in range(4)]
+    xs, results = launch_variable(tables, "all_gather_v", groups)
+    for rank, (out, table) in enumerate(results):
+        group, _ = members(groups, rank)
+        expected = np.zeros(48, np.float32)
+        for number, q in enumerate(group):
+            expected[slot * number :][: 3 + q] = xs[q][2 * q :][: 3 + q]
+        np.testing.assert_array_equal(out, expected)
+        assert table[2].tolist() == [3 + q for q in group]
+
+
+def test_what_does_not_arrive_keeps_what_dst_held_and_fresh_memory_is_nan():
+    _, results = launch_variable([[[1, 2], [0, 0], [0, 0]]] * 2, "all_to_all_v", [[0, 1]], False, False, False, False)
+    assert np.isnan(results[0][0]).tolist() == [False] + [True] * 23 + [False] + [True] * 23
+
+
+@pytest.mark.parametrize("table, known, what", [
+    ([[33, 0], [0, 0], [0, 0]], False, "sends [0 : 33]"), ([[2, 0], [31, 0], [0, 0]], False, "sends [31 : 33]"),
+    ([[25, 0], [0, 0], [0, 0]], False, "receives [0 : 25]"), ([[1, 1], [0, 0], [1, 2]], True, "expects 2 elements"),
+])  # fmt: skip
+def test_counts_that_do_not_fit(table, known, what):
+    with pytest.raises(KernelError) as error:
+        launch_variable([table] * 2, "all_to_all_v", [[0, 1]], known)
+    assert error.value.code == "E308" and what in error.value.message and str(error.value.loc).startswith(__file__)
+
+
+@pytest.mark.parametrize("name, rows, columns, size, rdispls, code", [
+    ("all_to_all_v", 3, 2, 48, True, "E104"), ("all_to_all_v", 4, 2, 48, False, "E104"),
+    ("all_to_all_v", 3, 3, 48, False, "E104"), ("all_to_all_v", 3, 2, 47, False, "E104"),
+    ("all_to_all_v", 4, 2, 47, True, None), ("all_gather_v", 4, 2, 48, True, "E105"),
+])  # fmt: skip
+def test_the_metadata_has_a_column_for_each_rank(name, rows, columns, size, rdispls, code):
+    table = np.zeros((rows, columns), np.uint32)
+    if code is None:
+        variable.compile(X[0], table, name, [[0, 1]], size, False, rdispls)
+        return
+    with pytest.raises(KernelError) as error:
+        variable.compile(X[0], table, name, [[0, 1]], size, False, rdispls)
+    assert error.value.code == code
+
+
+def test_groups_by_partition():
+    op = ncc.rg_partition_op
+    assert ncc.ReplicaGroup.from_partition_op(4, op.bitwise_and, 0) == ((0, 1, 2, 3),)
+    assert ncc.ReplicaGroup.from_partition_op(4, op.div, 2) == ((0, 1), (2, 3))
+    assert ncc.ReplicaGroup.from_partition_op(4, op.mod, 2) == ((0, 2), (1, 3))
+
+
+def test_a_rank_finds_its_shard_with_rank_id():
+    @nki.jit
+    def kernel(x):
+        """Row rank_id of x, which all ranks have whole; then the rows of all, each times its rank and 1."""
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        row = nl.ndarray((1, x.shape[1]), x.dtype)
+        nisa.dma_copy(dst=row, src=x.ap([[x.shape[1], 1], [1, x.shape[1]]], scalar_offset=ncc.rank_id(), indirect_dim=0))
+        mine = nl.ndarray(row.shape, x.dtype, buffer=nl.hbm)
+        nisa.dma_copy(dst=mine, src=row)
+        ncc.all_gather([mine], [out], [[3, 2, 1, 0]], 0)
+        return out
+
+    x = inputs([[0]], (4, 8))[0]
+    for result in kernel.on_ranks(4)([(x,)] * 4):
+        np.testing.assert_array_equal(result, x[::-1])
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

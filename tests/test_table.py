@@ -45,6 +45,8 @@ ATTRS: dict[str, dict[str, object]] = {
     "activation": {"op": "exp"},
     "activation_reduce": {"op": "exp", "reduce_op": "add"},
     "affine_select": {"pattern": ((1, 16),), "channel_multiplier": 1, "on_false_value": 0.0},
+    "all_gather_v": {"replica_group": ((0,),)},
+    "all_to_all_v": {"replica_group": ((0,),)},
     "all_gather": {"collective_dim": 0, "replica_group": ((0,),)},
     "all_reduce": {"op": "add", "replica_group": ((0,),)},
     "all_to_all": {"collective_dim": 0, "replica_group": ((0,),)},
@@ -82,7 +84,12 @@ NUMBERS = {
     "tensor_scalar_reduce": ("operand0",),
     "tensor_tensor_scan": ("initial",),
 }
-SHAPES = {"dma_transpose": {"dst": (32, 64), "src": (64, 32)}, "tensor_reduce": {"dst": (32, 1)}}
+SHAPES = {
+    "all_gather_v": {"metadata_tensor": (3, 1)},
+    "all_to_all_v": {"metadata_tensor": (3, 1)},
+    "dma_transpose": {"dst": (32, 64), "src": (64, 32)},
+    "tensor_reduce": {"dst": (32, 1)},
+}
 
 
 def size_of(dim: str, sizes: dict[str, int]) -> int:

@@ -29,24 +29,20 @@ def _lists(op: BoundOp, sources: Sequence[str], dsts: str, results: Callable[...
     tensors = []
     for number, dst in enumerate(list_names(op.instr, dsts)):
         names = [list_names(op.instr, source)[number] for source in sources]
-        up = load(op.dtype(names[0])) if numeric else np.copy
+        up = load(op.dtype(names[0])) if numeric else np.asarray
         tensors.append((names, dst, up, store(op.dtype(dst)) if numeric else put))
 
     def run(members: Members) -> None:
         # Every source of every member is read before anything is written.
         received = [
-            results(*([up(arrays[name]) for arrays in members] for name in names)) for names, _, up, _ in tensors
+            results(*([np.array(up(arrays[name])) for arrays in members] for name in names)) for names, _, up, _ in tensors
         ]
-        for (_, dst, _, down), values in zip(tensors, [list(map(_own, r)) for r in received], strict=True):
+        for (_, dst, _, down), values in zip(tensors, received, strict=True):
             for arrays, value in zip(members, values, strict=True):
                 if value is not None:
                     down(arrays[dst], value)
 
     return run
-
-
-def _own(value: np.ndarray | None) -> np.ndarray | None:
-    return None if value is None else np.array(value)
 
 
 def _total(op: BoundOp) -> Callable[[Arrays], np.ndarray]:
@@ -111,6 +107,61 @@ def collective_permute_implicit_reduce(op: BoundOp) -> Run:
         return _to_successor([operator(a, b) for a, b in zip(parts0, parts1, strict=True)])
 
     return _lists(op, ["srcs0_by_channel", "srcs1_by_channel"], "dsts_by_channel", results, numeric=True)
+
+
+# --- sizes that the run knows ----------------------------------------------------------------------------------------
+
+
+@semantics("all_to_all_v")
+def all_to_all_v(op: BoundOp) -> Run:
+    return _variable(op, lambda receiver: receiver)
+
+
+@semantics("all_gather_v")
+def all_gather_v(op: BoundOp) -> Run:
+    return _variable(op, lambda receiver: 0)
+
+
+def _variable(op: BoundOp, column: Callable[[int], int]) -> Run:
+    """column(r): the column of a sender's metadata that says what rank r gets.
+
+    Model: receive counts that the author knows must be what arrives; nothing may run out of its tensor or its slot.
+    """
+    (ranks,) = {len(group) for group in rank_groups(op.instr)}
+    known, has_rdispls = op.attrs["recv_counts_known"], op.attrs["has_rdispls"]
+
+    def run(members: Members) -> None:
+        tables = [arrays["metadata_tensor"].reshape(-1, ranks).astype(np.int64) for arrays in members]
+        sources = [arrays["srcs_0"].reshape(-1).copy() for arrays in members]
+        for receiver, arrays in enumerate(members):
+            table, dst = tables[receiver], arrays["dsts_0"].flatten()
+            slot = dst.size // ranks
+            for sender in range(ranks):
+                count, first = (int(n) for n in tables[sender][:2, column(receiver)])
+                at, room = (int(table[3, sender]), dst.size) if has_rdispls else (slot * sender, slot * (sender + 1))
+                if first + count > sources[sender].size:
+                    raise _outside(op, f"position {sender} sends [{first} : {first + count}]", sources[sender].size)
+                if at + count > room:
+                    raise _outside(op, f"position {receiver} receives [{at} : {at + count}]", room)
+                if known and table[2, sender] != count:
+                    raise _outside(op, f"position {receiver} expects {table[2, sender]} elements of {sender}", count)
+                dst[at : at + count] = sources[sender][first : first + count]
+                table[2, sender] = count
+            put(arrays["dsts_0"], dst)
+            if not known:
+                put(arrays["metadata_tensor"], table.astype(np.uint32))
+
+    return run
+
+
+def _outside(op: BoundOp, what: str, limit: int) -> KernelError:
+    return KernelError(
+        "E308",
+        f"{op.instr.op}: the rank at {what} of a flat tensor, limit is {limit}",
+        loc=op.instr.loc,
+        limit=limit,
+        hint="metadata_tensor counts in elements: send counts, send displacements, receive counts, receive displacements",
+    )
 
 
 # --- registers ------------------------------------------------------------------------------------------------------

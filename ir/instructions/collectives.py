@@ -5,12 +5,13 @@ of the other ranks. Source of signatures and rules: nki.collectives reference.
 
 Assumptions: at most 16 tensors in a list (unpublished); srcs and dsts have equal dtypes and static addresses; the ring of
 an implicit permutation is the order of the ranks in their group, on every channel, and 4 channels are always there (the
-reference has 2 for groups that are less than a node).
+reference has 2 for groups that are less than a node). Which devices and nodes may form a group is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Any
 
 from ..graph import Instruction, dynamic_kind
@@ -29,6 +30,7 @@ from ..table import (
     Param,
     Read,
     ReadList,
+    ReadWrite,
     Role,
     Write,
     fail,
@@ -57,8 +59,8 @@ def rank_groups(instr: Instruction) -> tuple[tuple[int, ...], ...]:
 
 def list_names(instr: Instruction, argument: str) -> list[str]:
     """Names of the operands that an argument's list became, in order."""
-    prefix = f"{argument}_"
-    return sorted((n for n in instr.operands if n.startswith(prefix)), key=lambda n: int(n.removeprefix(prefix)))
+    split = {name: name.rpartition("_") for name in instr.operands}
+    return sorted((name for name in split if split[name][0] == argument), key=lambda name: int(split[name][2]))
 
 
 def is_permutation(instr: Instruction) -> bool:
@@ -148,6 +150,10 @@ def _lists(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
     if on_chip and len(lists[first]) > 1 and first == "srcs":
         count = len(lists[first])
         raise fail(instr, "E102", "srcs", f"{count} tensors in SBUF", limit="one tensor, or HBM", actual=count)
+    _static(instr)
+
+
+def _static(instr: Instruction) -> None:
     for name, operand in _tensors(instr):
         if dynamic_kind(operand) is not None:
             raise fail(instr, "E303", name, "a dynamic address", limit="a static address", hint="copy it with dma_copy first")
@@ -210,6 +216,27 @@ _EQUAL = _shapes(False, False, "dst has the shape of src.")
 _GATHERED = _shapes(False, True, "dst has G times the size of src along collective_dim, else its shape (G ranks a group).")
 _SCATTERED = _shapes(True, False, "src has G times the size of dst along collective_dim, else its shape (G ranks a group).")
 _EXCHANGED = _shapes(True, True, "dst has the shape of src, along collective_dim a multiple of G (ranks a group).")
+
+
+def _variable(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """metadata_tensor is (rows, G) in HBM or (1, rows, G) in SBUF: 3 rows, or 4 with has_rdispls."""
+    ranks, has_rdispls = len(rank_groups(instr)[0]), instr.attrs["has_rdispls"]
+    same_dtype(instr, "dsts_0", "srcs_0")
+    metadata: Any = instr.operands["metadata_tensor"]
+    rows = 4 if has_rdispls else 3
+    wanted = (1, rows, ranks) if metadata.space.is_on_chip else (rows, ranks)
+    if metadata.shape != wanted:
+        raise fail(instr, "E104", "metadata_tensor", f"shape {metadata.shape}", limit=f"{wanted}", actual=metadata.shape)
+    if (size := prod(instr.operands["dsts_0"].shape)) % ranks and not has_rdispls:  # type: ignore[union-attr]
+        what = f"{size} elements for {ranks} ranks"
+        raise fail(instr, "E104", "dsts_0", what, limit=f"a multiple of {ranks}", actual=size)
+    _static(instr)
+
+
+def _no_rdispls(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
+    """has_rdispls is not supported."""
+    if instr.attrs["has_rdispls"]:
+        raise fail(instr, "E105", "has_rdispls", "True is not supported", limit="False", actual=True)
 
 
 # --- costs ----------------------------------------------------------------------------------------------------------
@@ -358,6 +385,46 @@ _collective(
     cycles=_hop_cycles,
     poison="collective",
     formula="dst of rank r + 1 = src0 of rank r (op) src1 of rank r",
+)
+
+
+def _variable_params() -> tuple[Param | Attr, ...]:
+    flat: dict[str, Any] = {"dims": "", "dtypes": ANY, "whole_rule": False}
+    return (
+        *ReadList("srcs", 1, *_IN_HBM, **flat),
+        *_write_list("dsts", 1, *_IN_HBM, role=Role.READ_WRITE, **flat),
+        _GROUP,
+        ReadWrite(
+            "metadata_tensor",
+            *_ANYWHERE,
+            dims="* *",
+            dtypes=frozenset({"uint32"}),
+            whole_rule=False,
+            doc="in elements, a column a rank: send counts, send displacements, receive counts, receive displacements",
+        ),
+        Attr("recv_counts_known", bool, False, doc="False: the receive counts are written"),
+        Attr("has_rdispls", bool, False, doc="place what arrives at the receive displacements"),
+    )
+
+
+_collective(
+    "all_to_all_v",
+    "Parts of run-time size of every rank's flat tensor, one to each rank. Model: the rest of dst keeps what it held.",
+    _variable_params(),
+    (_groups, _variable),
+    cycles=_ring_cycles,
+    poison="all_to_all_v",
+    formula="dst of rank r[dst.size / G * q, or recv_displs[q] :] = src of rank q[displ[r] : displ[r] + count[r]]",
+)
+
+_collective(
+    "all_gather_v",
+    "A part of run-time size of every rank's flat tensor to all. Model: the rest of dst keeps what it held.",
+    _variable_params(),
+    (_groups, _no_rdispls, _variable),
+    cycles=_ring_cycles,
+    poison="all_gather_v",
+    formula="dst of every rank[dst.size / G * q :] = src of rank q[displ[0] : displ[0] + count[0]]",
 )
 
 
