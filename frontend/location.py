@@ -25,6 +25,9 @@ def is_own(filename: str) -> bool:
     return filename.startswith(_OWN) or str(Path(filename).resolve()).startswith(_OWN)
 
 
+_Target = tuple[str, tuple[int, int], tuple[int, int]]  # a name, and where the statement that assigns it starts and ends
+
+
 class Place:
     """The frames of one call into the compiler, innermost author's frame first, up to the kernel's own."""
 
@@ -43,7 +46,12 @@ class Place:
         if not self.frames:
             return None
         frame = self.frames[0]
-        return _targets(frame.f_code).get(frame.f_lineno)
+        found = _targets(frame.f_code).get(frame.f_lineno, ())
+        if len(found) > 1:  # several statements in one line
+            line, _, column, _ = _positions(frame.f_code)[frame.f_lasti // 2]
+            if line is not None and column is not None:
+                found = [target for target in found if target[1] <= (line, column) < target[2]]
+        return found[0][0] if found else None
 
     def in_while_test(self) -> bool:
         """Is the running line `while x:`, where x is one value? (`and`, `or`, `not` ask several times or turn it round.)"""
@@ -108,15 +116,23 @@ def _function(code: CodeType) -> ast.AST | None:
 
 
 @cache
-def _targets(code: CodeType) -> dict[int, str]:
-    """Line -> name for statements `name = call(...)`, at every line of the statement."""
+def _positions(code: CodeType) -> tuple[tuple[int | None, int | None, int | None, int | None], ...]:
+    """(line, last line, column, last column) of each instruction."""
+    return tuple(code.co_positions())
+
+
+@cache
+def _targets(code: CodeType) -> dict[int, list[_Target]]:
+    """Line -> the statements `name = call(...)` that it is a part of."""
     node = _function(code)
-    names: dict[int, str] = {}
+    names: dict[int, list[_Target]] = {}
     for child in ast.walk(node) if node is not None else ():
         if isinstance(child, (ast.Assign, ast.AnnAssign)):
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
             if len(targets) == 1 and isinstance(targets[0], ast.Name):
-                names.update(dict.fromkeys(_lines(child), targets[0].id))
+                end = (child.end_lineno or child.lineno, child.end_col_offset or 0)
+                for line in _lines(child):
+                    names.setdefault(line, []).append((targets[0].id, (child.lineno, child.col_offset), end))
     return names
 
 

@@ -66,6 +66,8 @@ class Tracer:
         self.identities: dict[tuple[int, str], Any] = {}  # shared_identity_matrix: one tile a size and dtype
         self._scopes = [Scope()]
         self._names: set[str] = set()
+        self._given: set[str] = set()  # those that the author gave, arguments included
+        self._counts: dict[str, int] = {}  # the highest number behind each name
         self._own: dict[str, Tensor] = {}  # every tensor that instructions of this kernel and core may name
         self._labels: dict[str, tuple[Scope, int]] = {}  # where each named instruction is
         self._gone: set[str] = set()  # tensors of loop bodies that have ended
@@ -79,14 +81,20 @@ class Tracer:
 
     # --- names ------------------------------------------------------------------------------------------------
 
-    def claim_name(self, wanted: str, loc: Loc | None, explicit: bool) -> str:
-        """A tensor name that is free: the wanted one, or with #2, #3... behind it unless the author gave it."""
+    def claim_name(self, wanted: str, loc: Loc | None, explicit: bool, matched: bool = False) -> str:
+        """A tensor name that is free: the wanted one, or with #2, #3... behind it.
+
+        explicit: the author gives it, once. matched: the other core finds the tensor by it, so it must not change.
+        """
         if not isinstance(wanted, str) or any(sign in wanted for sign in '"\n'):
             raise KernelError("E602", f"name {wanted!r}", loc=loc, limit="text in one line, without quotes", actual=wanted)
+        is_given = wanted in self._given
+        if explicit:
+            self._given.add(wanted)
         if wanted not in self._names:
             self._names.add(wanted)
             return wanted
-        if explicit:
+        if explicit and (is_given or matched):
             raise KernelError(
                 "E602",
                 f"the name {wanted!r} is used twice",
@@ -95,9 +103,10 @@ class Tracer:
                 actual=wanted,
                 hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
             )
-        number = 2
-        while f"{wanted}#{number}" in self._names:
+        number = self._counts.get(wanted, 1) + 1
+        while f"{wanted}#{number}" in self._names:  # given by the author
             number += 1
+        self._counts[wanted] = number
         self._names.add(name := f"{wanted}#{number}")
         return name
 
@@ -115,7 +124,8 @@ class Tracer:
         """Declare a tensor in the innermost open scope (shared ones: in the module)."""
         place = self.place()
         wanted = name or default_name or place.assigned_name() or "t"
-        unique = self.claim_name(wanted, place.loc, explicit=bool(name))
+        matched = space is Space.SHARED_HBM and self.cores > 1
+        unique = self.claim_name(wanted, place.loc, explicit=bool(name), matched=matched)
         tensor = Tensor(unique, dtype, shape, space, address, loc=place.loc)
         if space is Space.SHARED_HBM:
             return self.share(tensor)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.errors import KernelError
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor
+from ..ir.machine import Space
 from ..ir.table import check_instruction, lookup
 from .pipeline import register_pass
 
@@ -18,6 +19,7 @@ def cancel_moves(module: Module) -> Module:
     """Readers of a tile that a chain of transposes and copies made equal to an older tile read the older one.
 
     Only chains that undo themselves count (two transposes, with copies between): a plain copy is the author's choice.
+    Tiles with a pinned address or in PSUM are not read longer than the author does: their memory may have another use.
     dead-code drops the chain where nothing else reads it.
 
     before:  nc_transpose dst=%b data=%a          after:  nc_transpose dst=%b data=%a
@@ -51,6 +53,7 @@ class _Forwarding:
     def __init__(self, core: Core, module: Module) -> None:
         self._core, self.module = core, module
         self.images: dict[str, _Image] = {}
+        self.of_root: dict[str, list[str]] = {}  # names that were images of each root
 
     def core(self) -> Core:
         return replace(self._core, body=tuple(self._statement(statement) for statement in self._core.body))
@@ -58,6 +61,7 @@ class _Forwarding:
     def _statement(self, statement: Statement) -> Statement:
         if isinstance(statement, Loop):
             self.images.clear()
+            self.of_root.clear()
             return statement
         assert isinstance(statement, Instruction)
         changed = self._redirected(statement)
@@ -85,13 +89,17 @@ class _Forwarding:
         if not isinstance(operand, Access) or operand.dynamic is not None or operand.dtype != operand.tensor.dtype:
             return None
         image = self.images.get(operand.tensor.name)
-        return image.root if image is not None and image.turned and not image.odd else None
+        if image is None or image.odd or not image.turned or _is_scarce(image.root):
+            return None
+        return image.root
 
     def _note(self, instr: Instruction) -> None:
         """What the instruction's writes end and begin."""
         for tensor in _written(instr):
             self.images.pop(tensor.name, None)
-            self.images = {name: image for name, image in self.images.items() if image.root.name != tensor.name}
+            for name in self.of_root.pop(tensor.name, ()):
+                if name in self.images and self.images[name].root.name == tensor.name:
+                    del self.images[name]
         move = _whole_move(instr)
         if move is None:
             return
@@ -100,6 +108,12 @@ class _Forwarding:
         new = _Image(old.root, old.odd != turns, old.turned or turns)
         if new.odd or new.root.shape == dst.shape:
             self.images[dst.name] = new
+            self.of_root.setdefault(new.root.name, []).append(dst.name)
+
+
+def _is_scarce(tensor: Tensor) -> bool:
+    """Does the author count on the end of its life? Pinned bytes are reused in time, and there are eight PSUM banks."""
+    return tensor.address is not None or tensor.space is Space.PSUM
 
 
 def _written(instr: Instruction) -> Iterator[Tensor]:
