@@ -283,7 +283,7 @@ def _no_group(instr: Instruction, rank: int, group: Sequence[int], ranks: int) -
         "E503",
         f"{instr.op} {what}, and the kernel runs on {ranks} rank{'s'[: ranks > 1]}",
         loc=instr.loc,
-        limit=f"every rank from 0 to {ranks - 1} in one group, no other",
+        limit=f"each of ranks 0 to {ranks - 1} in one group, no other" if ranks > 1 else "rank 0 alone: [[0]]",
         actual=rank_groups(instr),
         hint=f"launch it with kernel.on_ranks({max(least, ranks)})([arguments of rank 0, ...]), or change the groups",
     )
