@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ir.dtypes import numpy_dtype
-from ..ir.errors import KernelError
+from ..ir.errors import KernelError, Loc
 from ..ir.graph import Instruction, Tensor, View
 from ..ir.instructions.collectives import rank_groups
 from ..ir.table import lookup
@@ -22,6 +22,8 @@ from .numerics import silent
 from .plan import Meeting, Plan, Program
 
 __all__ = ["run", "run_ranks"]
+
+MAX_TRIPS = 1_000_000  # of one `while`: a register that never becomes 0 would hang the card as well
 
 
 def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -191,7 +193,11 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
             elif not meetings.is_complete(member, item.instr):
                 yield item
         elif item.kind == "while":
+            trips = 0
             while item.bounds[0]():
+                if trips == MAX_TRIPS:
+                    raise _endless(item.loc)
+                trips += 1
                 yield from _member(item.body, member, meetings)
         else:
             low, high, step_size = (bound() for bound in item.bounds)
@@ -199,6 +205,17 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
             for value in range(low, high, step_size):
                 item.set_variable(value)
                 yield from _member(item.body, member, meetings)
+
+
+def _endless(loc: Loc | None) -> KernelError:
+    return KernelError(
+        "E506",
+        f"a while loop is still running after {MAX_TRIPS} trips",
+        loc=loc,
+        limit=f"{MAX_TRIPS} trips, the model's patience",
+        actual="its register is not 0",
+        hint="load the condition register anew in each trip, and let it become 0",
+    )
 
 
 class _Place(NamedTuple):

@@ -64,6 +64,7 @@ class RunLoop:
     bounds: tuple[Callable[[], int], ...]
     set_variable: Callable[[int], None] | None
     body: Program
+    loc: Loc | None
 
 
 Program = list["list[Step] | Meeting | RunLoop"]
@@ -218,7 +219,7 @@ class _Builder:
             view = self.static_view(register, core)
             assert isinstance(view, np.ndarray)
             variable = partial(view.__setitem__, 0)
-        return RunLoop(loop.kind, bounds, variable, self.program(loop.body, core, in_loop=True))
+        return RunLoop(loop.kind, bounds, variable, self.program(loop.body, core, in_loop=True), loop.loc)
 
     def register_value(self, bound: Operand, core: Core) -> Callable[[], int]:
         if isinstance(bound, (int, float)):

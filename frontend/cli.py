@@ -242,7 +242,7 @@ def check(
 
     \b
     opennki check my.py:add --set 'x=float32[128,512]' --set 'y=float32[128,512]'
-    opennki check moe_block_tkg --cores 2 --target gen4
+    opennki check find_nonzero_indices --scale
     """
     subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)

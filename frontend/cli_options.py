@@ -70,7 +70,7 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALU
     "Set an argument; of a library kernel also a size of its example. x=float32[128,512] is a random array, x=@file.npy a "
     "stored one, x=bfloat16@file.npy a stored one as bfloat16; n=3, eps=1e-6, flag=true, s=text, d=bfloat16, x=none, "
     "dims=[1,2]. Repeatable."))]
-CoresOption = Annotated[int | None, typer.Option(min=1, show_default=False, help="Cores to run on, 1 or 2.")]
+CoresOption = Annotated[int | None, typer.Option(min=1, max=2, show_default=False, help="Cores to run on.")]
 TargetOption = Annotated[TargetName | None, typer.Option(show_default=False, help=(
     "Machine to compile for: gen3 (trn2) or gen4 (trn3). Default: NEURON_PLATFORM_TARGET_OVERRIDE, else gen3."))]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random arrays.")]

@@ -67,7 +67,8 @@ def _queue_counts(body: Any) -> dict[str, int]:
 def summary(array: np.ndarray) -> dict[str, Any]:
     """dtype, shape, range and first elements of a result."""
     is_float = array.dtype.kind not in "biu"
-    values = array.astype(np.float64) if is_float else array
+    with np.errstate(invalid="ignore"):  # NaN of a narrow format
+        values = array.astype(np.float64) if is_float else array
     finite = values[np.isfinite(values)] if is_float else values.reshape(-1)
     facts: dict[str, Any] = {"dtype": str(as_dtype(array.dtype)), "shape": list(array.shape)}
     if finite.size:

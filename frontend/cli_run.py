@@ -58,10 +58,14 @@ def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
 
 
 def lower_to_bir(module: Module) -> Module:
-    """A module of any stage, lowered."""
-    if module.stage is Stage.TRACE:
-        module = run_passes(module, TO_PENGUIN)
-    return run_passes(module, TO_BIR) if module.stage is Stage.PENGUIN else module
+    """A module of any stage, checked as a kernel is and lowered.
+
+    A text is whatever its author made of it: penguin goes through TO_PENGUIN again (which changes nothing that went
+    through before), and bir has its order proved.
+    """
+    if module.stage is Stage.BIR:
+        return run_passes(module, ["check-order"])
+    return run_passes(module, (*TO_PENGUIN, *TO_BIR))
 
 
 # --- running -----------------------------------------------------------------------------------------------------

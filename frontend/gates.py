@@ -20,7 +20,7 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ import numpy as np
 from ..ir.errors import GateError, KernelError, Loc
 from ..ir.graph import Gate as GateRecord
 from .arguments import definition
+from .location import here
 from .tensor import NkiTensor
 from .tracer import author_error, author_loc, optional_tracer
 
@@ -43,12 +44,13 @@ _FUNCTIONS = {function.__name__: function for function in _BUILTINS}
 class Gate:
     """One precondition. condition and when are Python expressions over the kernel's arguments, `cores` and `let`.
 
-    when: the gate counts only where this holds. hint: what to change.
+    when: the gate counts only where this holds. hint: what to change. loc: the line it was written at.
     """
 
     condition: str
     hint: str = ""
     when: str = "True"
+    loc: Loc | None = field(default_factory=lambda: here(None).loc, compare=False)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def evaluate(function: Callable, arguments: Mapping[str, Any], cores: int) -> li
         try:
             if _evaluate(gate.when, names, loc):
                 holds = bool(_evaluate(gate.condition, names, loc))
-                records.append(GateRecord(gate.condition, holds, _values(gate.condition, names), gate.hint, loc))
+                records.append(GateRecord(gate.condition, holds, _values(gate.condition, names), gate.hint, gate.loc or loc))
         except KernelError as error:
             faults.append(error)
     if faults and all(record.holds for record in records):

@@ -25,6 +25,11 @@ def is_own(filename: str) -> bool:
     return filename.startswith(_OWN) or str(Path(filename).resolve()).startswith(_OWN)
 
 
+def _is_generated(code: CodeType) -> bool:
+    """The constructor that @dataclass wrote: nobody's line."""
+    return code.co_filename == "<string>" and code.co_name == "__init__"
+
+
 _Target = tuple[str, tuple[int, int], tuple[int, int]]  # a name, and where the statement that assigns it starts and ends
 
 
@@ -82,7 +87,7 @@ def here(kernel: CodeType | None) -> Place:
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not is_own(frame.f_code.co_filename):
+        if not is_own(frame.f_code.co_filename) and not _is_generated(frame.f_code):
             frames.append(frame)
         if frame.f_code is kernel:
             break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.errors import KernelError
-from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Statement, Tensor
+from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor
 from ..ir.machine import Space, Target
 from .liveness import LiveRange, live_ranges
 from .pipeline import register_pass
@@ -17,7 +17,7 @@ SBUF_ALIGN = 32  # bytes; what the public nki-library allocates by
 HBM_ALIGN = 64
 
 
-@register_pass("allocate")
+@register_pass("allocate", Stage.PENGUIN)
 def allocate(module: Module) -> Module:
     """First fit in order of first use; pinned addresses are kept and checked.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.graph import Instruction, Loop, Module, Statement
+from ..ir.errors import KernelError
+from ..ir.graph import Instruction, Loop, Module, Stage, Statement
 from ..ir.machine import DGEMode, Engine, Target
 from ..ir.table import check_instruction, lookup
 from .pipeline import register_pass
@@ -13,7 +14,7 @@ from .rewrite import map_statements
 __all__ = ["assign_engines", "queue_of"]
 
 
-@register_pass("assign-engines")
+@register_pass("assign-engines", Stage.PENGUIN)
 def assign_engines(module: Module) -> Module:
     """The author's choice stays; elsewhere the row chooses. The rules of the chosen engine are checked again.
 
@@ -39,7 +40,9 @@ def queue_of(instr: Instruction) -> str:
     Model: dma0 moves into SBUF, dma1 into HBM, dma2 holds the transfers whose descriptors GpSimd makes; each completes
     in order. sendrecv has a queue for each pipe, because pipes do not block one another; collectives have the queue cc.
     """
-    assert instr.engine is not None, f"{instr.op} has no engine"
+    if instr.engine is None:
+        raise KernelError("E603", f"{instr.op} has no engine", loc=instr.loc, limit="an engine for every instruction",
+                          hint="run the pass assign-engines first")
     if instr.op == "sendrecv":
         return f"pipe{instr.attrs['pipe_id']}"
     if lookup(instr.op, instr.loc).meets == "ranks":

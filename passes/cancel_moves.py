@@ -14,7 +14,7 @@ from .pipeline import register_pass
 __all__ = ["cancel_moves"]
 
 
-@register_pass("cancel-moves")
+@register_pass("cancel-moves", Stage.PENGUIN)
 def cancel_moves(module: Module) -> Module:
     """Readers of a tile that a chain of transposes and copies made equal to an older tile read the older one.
 
@@ -27,14 +27,6 @@ def cancel_moves(module: Module) -> Module:
              nc_transpose dst=%d data=%c                  nc_transpose dst=%d data=%c
              tensor_copy dst=%e src=%d                    tensor_copy dst=%e src=%a
     """
-    if module.stage is not Stage.PENGUIN:
-        raise KernelError(
-            "E603",
-            f"cancel-moves at stage {module.stage}",
-            limit="stage penguin",
-            actual=str(module.stage),
-            hint="run fold-layouts first",
-        )
     return replace(module, cores=tuple(_Forwarding(core, module).core() for core in module.cores))
 
 

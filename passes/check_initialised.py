@@ -35,7 +35,7 @@ from .shadow import Shadow, repeat, static_trips, written_tensors
 __all__ = ["Initialisation", "PoisonRead", "analyse", "check_initialised", "needs_runtime_check", "poison_reads"]
 
 
-@register_pass("check-initialised")
+@register_pass("check-initialised", Stage.PENGUIN)
 def check_initialised(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError E501 where never-written bytes reach something observable.
 

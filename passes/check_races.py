@@ -9,7 +9,7 @@ from dataclasses import replace
 import networkx as nx
 
 from ..ir.errors import KernelError
-from ..ir.graph import Access, Instruction, Module, instructions
+from ..ir.graph import Access, Instruction, Module, Stage, instructions
 from ..ir.machine import Space
 from ..ir.regions import Region, region_of
 from ..ir.table import lookup
@@ -19,7 +19,7 @@ from .pipeline import register_pass
 __all__ = ["check_races", "meeting_key"]
 
 
-@register_pass("check-races")
+@register_pass("check-races", Stage.PENGUIN)
 def check_races(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError E502 (race) or E503 (the cores' meetings do not match).
 

@@ -12,7 +12,7 @@ from .pipeline import register_pass
 __all__ = ["dead_code"]
 
 
-@register_pass("dead-code")
+@register_pass("dead-code", Stage.TRACE, Stage.PENGUIN)
 def dead_code(module: Module) -> Module:
     """Drop the instructions whose results nothing observes, and the tensors that nothing uses any more.
 

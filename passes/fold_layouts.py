@@ -16,7 +16,7 @@ __all__ = ["fold", "fold_layouts"]
 Pairs = tuple[tuple[int, int], ...]
 
 
-@register_pass("fold-layouts")
+@register_pass("fold-layouts", Stage.TRACE, Stage.PENGUIN)
 def fold_layouts(module: Module) -> Module:
     """Compose the view steps of every operand into partitions, offset and [step x count] pairs.
 

@@ -13,7 +13,7 @@ from .pipeline import register_pass
 __all__ = ["lower"]
 
 
-@register_pass("lower")
+@register_pass("lower", Stage.PENGUIN)
 def lower(module: Module) -> Module:
     """Operands become places in memory; the instructions between two loops are sorted into their queues.
 
@@ -22,8 +22,6 @@ def lower(module: Module) -> Module:
                tensor.nc_transpose dst=psum[0:16, bank 0 + 0x000] float32 [1 x 128] data=sbuf[0:128, 0x0008] ...
              }
     """
-    if module.stage is not Stage.PENGUIN:
-        return module
     cores = tuple(replace(core, body=_body(core.body)) for core in module.cores)
     return replace(module, stage=Stage.BIR, cores=cores)
 

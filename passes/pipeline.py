@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
 
 from ..ir.errors import KernelError
-from ..ir.graph import Module
+from ..ir.graph import Module, Stage
 from ..ir.verifier import verify
 
 __all__ = ["PASSES", "TO_BIR", "TO_PENGUIN", "register_pass", "run_passes"]
@@ -38,12 +39,27 @@ TO_BIR = (
 )
 
 
-def register_pass(name: str) -> Callable[[Pass], Pass]:
+def register_pass(name: str, *stages: Stage) -> Callable[[Pass], Pass]:
+    """Register a pass that works on modules of these stages (of all, where none is named); else it raises E603."""
+
     def register(function: Pass) -> Pass:
         if name in PASSES:
             raise ValueError(f"pass {name} is defined twice")
-        PASSES[name] = function
-        return function
+
+        @wraps(function)
+        def staged(module: Module) -> Module:
+            if stages and module.stage not in stages:
+                raise KernelError(
+                    "E603",
+                    f"{name} at stage {module.stage}",
+                    limit=f"stage {' or '.join(map(str, stages))}",
+                    actual=str(module.stage),
+                    hint="`opennki passes` shows the pipelines, in their order",
+                )
+            return function(module)
+
+        PASSES[name] = staged
+        return staged
 
     return register
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.errors import KernelError
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Stage, Statement, Tensor
 from ..ir.machine import NCVersion, Space, Target
 from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN
@@ -24,7 +23,7 @@ __all__ = ["resolve_accumulation"]
 MATMUL_WROTE, UNSURE, OTHER_WROTE, NOBODY_WROTE = CLEAN, MAYBE, POISON, UNWRITTEN
 
 
-@register_pass("resolve-accumulation")
+@register_pass("resolve-accumulation", Stage.PENGUIN)
 def resolve_accumulation(module: Module) -> Module:
     """Replace `accumulate=None`: the first matmul that writes a location overwrites it, later ones add.
 
@@ -42,14 +41,6 @@ def resolve_accumulation(module: Module) -> Module:
     source:  nki.isa reference, nc_matmul; release notes 0.6 (tracking by element region). The rule "one bit an element,
              cleared by other writes" is a model: the reference leaves it open.
     """
-    if module.stage is not Stage.PENGUIN:
-        raise KernelError(
-            "E603",
-            f"resolve-accumulation at stage {module.stage}",
-            limit="stage penguin",
-            actual=str(module.stage),
-            hint="run fold-layouts first",
-        )
     return replace(module, cores=tuple(_Resolver(core, module.target).resolved() for core in module.cores))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ..ir.graph import Core, Instruction, Loop, Module, Semaphore, Statement
+from ..ir.graph import Core, Instruction, Loop, Module, Semaphore, Stage, Statement
 from .assign_engines import queue_of
 from .dependences import dependence_graph
 from .pipeline import register_pass
@@ -15,7 +15,7 @@ __all__ = ["DMA_SIGNAL", "synchronise"]
 DMA_SIGNAL = 16  # each of the 16 engines that move a transfer counts one (Introduction to DMA with NKI)
 
 
-@register_pass("synchronise")
+@register_pass("synchronise", Stage.PENGUIN)
 def synchronise(module: Module) -> Module:
     """Give consumers waits and producers signals, for every dependence that the order of a queue does not cover.
 

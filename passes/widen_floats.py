@@ -35,7 +35,7 @@ FLOAT32 = DTYPES["float32"]
 LOW_PRECISION = frozenset({"bfloat16", "float16", "float8_e4m3", "float8_e4m3fn", "float8_e5m2"})
 
 
-@register_pass("widen-floats")
+@register_pass("widen-floats", Stage.PENGUIN)
 def widen_floats(module: Module) -> Module:
     """Store bfloat16, float16 and float8 tensors as float32, parameters and results included.
 
@@ -46,14 +46,6 @@ def widen_floats(module: Module) -> Module:
     before:  %t: bfloat16[128,64] @sbuf           after:  %t: float32[128,64] @sbuf
     source:  NKI CPU simulator guide, NKI_PRECISE_FP=0.
     """
-    if module.stage is not Stage.PENGUIN:
-        raise KernelError(
-            "E603",
-            f"widen-floats at stage {module.stage}",
-            limit="stage penguin",
-            actual=str(module.stage),
-            hint="run fold-layouts first; an allocated module has addresses for the narrow tensors",
-        )
     narrow = {tensor.name: tensor for tensor in _tensors(module) if tensor.dtype in LOW_PRECISION}
     for name in _bound_to_their_bits(module):
         narrow.pop(name, None)

@@ -313,7 +313,27 @@ def test_parameters_without_names(folder):
 
 
 def test_too_many_cores(folder):
-    at_fault("E701", "run", "my.py:add", *ADD, "--cores", "3")
+    assert opennki("run", "my.py:add", *ADD, "--cores", "3").exit_code == 2
+
+
+def test_exec_proves_the_order_of_a_bir_text(folder):
+    text = fine("dump", "tp_broadcast", "--stage", "bir")
+    wait = next(line for line in text.splitlines(keepends=True) if "wait" in line)
+    assert "no semaphore orders them" in at_fault("E505", "exec", "-", stdin=text.replace(wait, "", 1))
+
+
+def test_exec_checks_a_penguin_text_as_a_kernel_is_checked(folder):
+    text = fine("dump", "my.py:add", *ADD, "--stage", "penguin")
+    load = next(line for line in text.splitlines(keepends=True) if "dma_copy" in line)
+    assert "never-written" in at_fault("E501", "exec", "-", stdin=text.replace(load, "", 1))
+
+
+def test_passes_in_an_order_that_cannot_be_are_the_author_s_fault(folder):
+    text = fine("opt", "-", "--passes", "fold-layouts", stdin=fine("dump", "tp_broadcast", "--stage", "trace"))
+    assert "run the pass assign-engines first" in at_fault("E603", "opt", "-", "--passes", "allocate,synchronise", stdin=text)
+    assert "allocate at stage bir" in at_fault("E603", "opt", "-", "--passes", "allocate",
+                                               stdin=fine("dump", "tp_broadcast", "--stage", "bir"))
+    fine("exec", "-", stdin=text)  # exec runs what is missing itself
 
 
 def test_sizes_that_the_example_cannot_have():

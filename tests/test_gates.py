@@ -56,7 +56,7 @@ def test_a_failing_gate_names_its_text_values_hint_and_kernel():
     error = fault(table, X, 48)
     assert error.code == "E401" and error.message == "gate of table: T % chunk == 0"
     assert (error.limit, error.actual, error.hint) == ("T % chunk == 0", "T=128, chunk=48", "choose a chunk that divides T")
-    assert line_of(error).startswith("@nki.jit") and not error.notes
+    assert line_of(error).startswith("Gate(") and not error.notes
 
 
 def test_every_failing_gate_of_a_call_is_reported():
