@@ -185,7 +185,7 @@ def _function(row: Row) -> Callable[..., NkiInstruction]:
                 attrs[name] = _attribute(row, param, value)
         attrs |= {attr.name: attr.default for attr in row.attrs if attr.internal}
         if row.canonical is not None:
-            attrs = row.canonical(operands, attrs)
+            attrs = located(row.canonical, operands, attrs)
         label = arguments["name"] or None
         return NkiInstruction(tracer, tracer.emit(Instruction(row.name, operands, attrs, chosen, label)))
 

@@ -24,6 +24,7 @@ from ..ir.printer import to_text
 from ..ir.reference import index_rows, page, reference
 from ..ir.table import lookup
 from ..kernels import LIBRARY
+from ..passes.check_initialised import needs_runtime_check
 from ..passes.pipeline import PASSES, run_passes
 from .cli_inputs import parse_settings, require_known
 from .cli_kernels import Subject, find_subject, library_kernel, read_module
@@ -246,13 +247,17 @@ def check(
     """
     subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
+    unknown = sorted(needs_runtime_check(compiled.modules[Stage.PENGUIN]))
     facts = {"ok": True} | _heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
+    facts["known_when_it_runs"] = unknown
     if json:
         print(as_json(facts))
         return
     print("ok")
     _print_heading(facts)
     print_facts(facts)
+    if unknown:
+        print(f"\nonly a run can tell whether every element is written: {', '.join(f'%{name}' for name in unknown)}")
 
 
 @main.command()

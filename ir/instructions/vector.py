@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
+from ..errors import KernelError
 from ..graph import Instruction, Operand
 from ..machine import QUADRANT, Engine, Target, start_partitions
 from ..operators import ALU, OpKind
@@ -64,6 +65,14 @@ def _positive_axes(operands: dict[str, Operand], attrs: dict[str, Any]) -> dict[
     if data is None or isinstance(data, (int, float)):
         return attrs
     rank = len(data.shape)
+    if 0 in attrs["axis"]:
+        raise KernelError(
+            "E105",
+            "tensor_reduce `axis`: 0 is the partition dimension",
+            limit="the last dimensions in order, without dimension 0",
+            actual=attrs["axis"],
+            hint="reduce over partitions with nc_matmul by a column of ones, or nisa.tensor_partition_reduce",
+        )
     return {**attrs, "axis": tuple(axis + rank if axis < 0 else axis for axis in attrs["axis"])}
 
 

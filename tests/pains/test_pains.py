@@ -442,3 +442,15 @@ def test_other_shapes_and_changed_globals_never_give_a_stale_result(monkeypatch)
     np.testing.assert_array_equal(kernel(ramp(2, 8)), 2 * ramp(2, 8))
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     np.testing.assert_array_equal(kernel(ramp(4, 4)), 3 * ramp(4, 4))
+
+
+def test_a_reduction_over_partitions_says_how_to_do_it():
+    @nki.jit
+    def column_sums(x):
+        sums = nl.ndarray((1, x.shape[1]), F32)
+        nisa.tensor_reduce(dst=sums, op=nl.add, data=load(x), axis=0)
+        return store(sums)
+
+    error = fault(column_sums, ramp(128, 64))
+    assert error.code == "E105" and "partition dimension" in error.message and "axis=0" in line_of(error)
+    assert "nc_matmul" in error.hint and "tensor_partition_reduce" in error.hint
