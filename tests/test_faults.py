@@ -163,3 +163,20 @@ def test_overwriting_one_root_keeps_the_images_of_another():
     assert (kernel(X) == [X, X + 1]).all()
     read = [instr.operands["src"].tensor.name for instr in kernel.compile(X).modules[Stage.PENGUIN].cores[0].body[-2:]]
     assert read[0] != "one" and read[1] == "two"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("listed", [(0,), (1,), [0]])
+def test_a_barrier_of_one_core_has_no_effect(cores, listed):
+    @nki.jit(target="gen3")
+    def kernel(x):
+        out = nl.ndarray((2, 32, 32), nl.float32, buffer=nl.shared_hbm)
+        core = nl.program_id(0) if cores == 2 else None
+        tile = nl.ndarray((32, 32), nl.float32)
+        nisa.dma_copy(tile, x)
+        for half in (0, 1) if core is None else (core,):
+            nisa.dma_copy(out[half], tile)
+        nisa.core_barrier(out, listed)
+        return out
+
+    assert (kernel[cores](X) == X).all()
