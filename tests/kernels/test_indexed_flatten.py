@@ -190,7 +190,7 @@ def test_engines_of_a_pair(engines):
 
 
 def test_32_bit_integers_merge_on_gpsimd(engines):
-    assert engines(ENTRY, 2, ENTRY.example())["gpsimd"] == {"tensor_tensor"}
+    assert engines(ENTRY, 2, ENTRY.example(dtype="int32"))["gpsimd"] == {"tensor_tensor"}
 
 
 def test_the_merge_is_one_exchange_and_one_maximum(compiled):
