@@ -1,14 +1,18 @@
-"""check-order: the semaphores of a bir module order every two accesses that must not change places."""
+"""check-order: the semaphores and meetings of a bir module order every two accesses that must not change places."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..ir.errors import KernelError
-from ..ir.graph import Core, Instruction, Loop, Module, Queue, Stage, Statement
+from ..ir.graph import Core, Instruction, Loop, Memory, Module, Queue, Stage, Statement, instructions
+from ..ir.machine import Space
 from ..ir.printer import operand_to_text
-from .conflicts import Conflicts
+from .check_races import meeting_key
+from .conflicts import Conflicts, accesses
 from .pipeline import register_pass
 
 __all__ = ["check_order"]
@@ -16,18 +20,189 @@ __all__ = ["check_order"]
 
 @register_pass("check-order")
 def check_order(module: Module) -> Module:
-    """Returns the module unchanged; raises KernelError E505 for two accesses to common bytes in no order.
+    """Returns the module unchanged; raises KernelError for two accesses to common bytes in no order.
 
-    What orders: the queues, semaphore waits, and the points where all queues meet. It knows nothing of how the
-    semaphores came about, so it holds for hand-written text as for what synchronise made.
+    E505: inside a core. E502: of two cores, to shared HBM. E503: a core waits for a meeting to which the other never comes.
+
+    What orders: the queues, semaphore waits, the points where all queues of a core meet, and the meetings of the cores. It
+    knows nothing of how the semaphores came about, so it holds for hand-written text as for what synchronise made.
+
+    Loop bodies count once, as in check-races: the k-th meeting in the text of one core meets the k-th of the other, and a
+    race between different trips of the two cores' loops is not seen.
     """
     if module.stage is not Stage.BIR:
         raise KernelError("E603", f"check-order at stage {module.stage}", limit="stage bir", actual=str(module.stage),
                           hint="run lower first")
-    for core in module.cores:
-        for block in _blocks(core.body):
-            _check_block(block, core)
+    events = list(_in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
+    _check_inside(events)
+    if len(module.cores) > 1:
+        _check_between(events, module)
     return module
+
+
+def _check_inside(events: Sequence[_Event]) -> None:
+    """Accesses of one core. Those of different blocks are in order, since all queues meet between them."""
+    conflicts: dict[tuple[int, int], Conflicts] = {}
+    for node, event in enumerate(events):
+        if event.block not in conflicts:
+            conflicts[event.block] = Conflicts(event.core, queues_order=True)
+        for source, kind in conflicts[event.block].of(node, event.instr, event.queue):
+            if not event.is_after(events[source]):
+                raise _unordered(events[source], event, kind)
+
+
+def _check_between(events: Sequence[_Event], module: Module) -> None:
+    """Accesses of both cores to shared HBM, where those of each core by itself are known to be in order.
+
+    So a write stands for the accesses before it that it overwrites: what is in no order with them is in none with it.
+    """
+    conflicts = Conflicts(0, queues_order=True)
+    for node, event in enumerate(events):
+        if (part := _shared_part(event.instr)) is None:
+            continue
+        for source, _ in conflicts.of(node, part, f"{event.core}:{event.queue}"):
+            if events[source].core != event.core and not event.is_after(events[source]):
+                raise _race(events[source], event, module)
+
+
+def _shared_part(instr: Instruction) -> Instruction | None:
+    """The instruction with its operands in shared HBM alone. A barrier is no access to its data, it only names it."""
+    if instr.op == "core_barrier":
+        return None
+    operands = {
+        name: operand
+        for name, operand in instr.operands.items()
+        if isinstance(operand, Memory) and operand.space is Space.SHARED_HBM
+    }
+    return replace(instr, operands=operands) if operands else None
+
+
+# --- one legal order ---------------------------------------------------------------------------------------------
+
+Lane = tuple[int, str]  # a core and one of its queues
+Clock = dict[Lane, int]  # for each lane how many of its instructions have certainly ended
+
+
+class _Event(NamedTuple):
+    """An instruction in its turn. position: in its lane. clock: what has certainly ended once it ends, itself included."""
+
+    core: int
+    queue: str
+    position: int
+    instr: Instruction
+    clock: Clock
+    block: tuple[int, int]  # the core, and which of its blocks of queues
+
+    def is_after(self, earlier: _Event) -> bool:
+        """Does it start after the end of one of another lane, in every legal order?"""
+        return self.clock.get((earlier.core, earlier.queue), 0) > earlier.position
+
+
+def _in_order(cores: Sequence[Core]) -> Iterator[_Event]:
+    """The instructions of all cores in one legal order.
+
+    Ends where the semaphores let nothing go on: that is a deadlock, which the plan reports. raises: KernelError E503.
+    """
+    sides = [_Side(core) for core in cores]
+    while True:
+        for side in sides:
+            yield from side.run(meets=len(sides) > 1)
+        pairs = _pairs(*sides) if len(sides) > 1 else []
+        if not pairs:
+            break
+        for queues in pairs:
+            yield from _meet(sides, queues)
+    if any(side.posted for side in sides) and all(side.posted or side.has_ended for side in sides):
+        raise _unmet(sides, cores)
+
+
+def _pairs(one: _Side, other: _Side) -> list[tuple[str, str]]:
+    """The queues of both cores that wait for each other, once nothing else can go on.
+
+    A core waits at one barrier at a time, or at several if it comes to them in no order. The text does not say which of
+    those meets which: taken are those in equal queues, as both cores of a kernel have them.
+    """
+    keys = [{queue: meeting_key(instr) for queue, instr in side.posted.items()} for side in (one, other)]
+    if equal := [(queue, queue) for queue, key in keys[0].items() if keys[1].get(queue) == key]:
+        return equal
+    return [(a, b) for a, key in keys[0].items() for b, other_key in keys[1].items() if key == other_key][:1]
+
+
+def _meet(sides: Sequence[_Side], queues: tuple[str, str]) -> Iterator[_Event]:
+    """Both ends of a meeting end together, after all that came before either."""
+    clock: Clock = {}
+    for side, queue in zip(sides, queues, strict=True):
+        _merge(clock, side.clock(queue))
+    for side, queue in zip(sides, queues, strict=True):
+        del side.posted[queue]
+        yield side.end(queue, dict(clock))
+
+
+class _Side:
+    """One core on its way through its program."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core.number
+        self.blocks = deque(enumerate(_blocks(core.body)))
+        self.ended: Clock = {}  # by lane of this core: how many of its instructions
+        self.known: dict[str, Clock] = {}  # by queue: the clock of its latest instruction
+        self.posted: dict[str, Instruction] = {}  # by queue: the meeting that it waits at
+        self.enter()
+
+    def enter(self) -> None:
+        """All queues meet, and go into the next block."""
+        met: Clock = {}
+        for clock in self.known.values():
+            _merge(met, clock)
+        self.block, queues = self.blocks.popleft()
+        self.waiting = {queue.name: deque(queue.body) for queue in queues}
+        # A queue that has nothing to do in this block comes to its end as well.
+        self.known = {name: met for name in self.waiting} or {"": met}
+        self.counters: Counter[tuple[str, str]] = Counter()
+        self.signalled: dict[tuple[str, str], list[tuple[int, Clock]]] = {}  # counter value and clock at each signal
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.blocks and not any(self.waiting.values())
+
+    def run(self, meets: bool) -> Iterator[_Event]:
+        """As far as it comes without the other core."""
+        while True:
+            moved = False
+            for name, queue in self.waiting.items():
+                while queue and name not in self.posted and self.is_ready(name):
+                    if meets and meeting_key(queue[0]) is not None:
+                        self.posted[name] = queue[0]
+                        break
+                    yield self.end(name, self.clock(name))
+                    moved = True
+            if moved:
+                continue
+            if any(self.waiting.values()) or not self.blocks:
+                return
+            self.enter()
+
+    def is_ready(self, name: str) -> bool:
+        return all(self.counters[wait.peer, name] >= wait.value for wait in self.waiting[name][0].waits)
+
+    def clock(self, name: str) -> Clock:
+        """What has certainly ended before the next instruction of a queue starts."""
+        clock = dict(self.known[name])
+        for wait in self.waiting[name][0].waits:
+            if wait.value > 0:
+                _merge(clock, next(c for value, c in self.signalled[wait.peer, name] if value >= wait.value))
+        return clock
+
+    def end(self, name: str, clock: Clock) -> _Event:
+        """The next instruction of a queue ends; `clock` is its own from here on."""
+        lane = self.core, name
+        instr, position = self.waiting[name].popleft(), self.ended.get(lane, 0)
+        self.ended[lane] = clock[lane] = position + 1
+        self.known[name] = clock
+        for signal in instr.signals:
+            self.counters[name, signal.peer] += signal.value
+            self.signalled.setdefault((name, signal.peer), []).append((self.counters[name, signal.peer], clock))
+        return _Event(self.core, name, position, instr, clock, (self.core, self.block))
 
 
 def _blocks(body: tuple[Statement, ...]) -> Iterator[list[Queue]]:
@@ -42,65 +217,91 @@ def _blocks(body: tuple[Statement, ...]) -> Iterator[list[Queue]]:
     yield block
 
 
-Clock = dict[str, int]  # for each queue how many of its instructions have certainly ended
-
-
-def _check_block(block: list[Queue], core: Core) -> None:
-    conflicts = Conflicts(core.number, queues_order=True)
-    done: list[tuple[str, int, Instruction]] = []
-    for queue, position, instr, clock in _in_order(block):
-        node = len(done)
-        done.append((queue, position, instr))
-        for source, kind in conflicts.of(node, instr, queue):
-            earlier_queue, earlier_position, earlier = done[source]
-            if clock.get(earlier_queue, 0) <= earlier_position:
-                raise _unordered(earlier, earlier_queue, instr, queue, kind)
-
-
-def _in_order(block: list[Queue]) -> Iterator[tuple[str, int, Instruction, Clock]]:
-    """The instructions in one legal order, each with what has certainly ended before it starts.
-
-    Ends where the semaphores let nothing go on: that is a deadlock, which the plan reports.
-    """
-    waiting = {queue.name: deque(enumerate(queue.body)) for queue in block}
-    known: dict[str, Clock] = {name: {} for name in waiting}  # by queue, after its latest instruction
-    signalled: dict[tuple[str, str], list[tuple[int, Clock]]] = {}  # counter value and clock at each signal
-    counters: Counter[tuple[str, str]] = Counter()
-    moved = True
-    while moved:
-        moved = False
-        for name, queue in waiting.items():
-            while queue and all(counters[wait.peer, name] >= wait.value for wait in queue[0][1].waits):
-                position, instr = queue.popleft()
-                clock = dict(known[name])
-                for wait in instr.waits:
-                    if wait.value > 0:
-                        _merge(clock, next(c for value, c in signalled[wait.peer, name] if value >= wait.value))
-                yield name, position, instr, clock
-                ended = {**clock, name: position + 1}
-                known[name] = ended
-                for signal in instr.signals:
-                    counters[name, signal.peer] += signal.value
-                    signalled.setdefault((name, signal.peer), []).append((counters[name, signal.peer], ended))
-                moved = True
-
-
 def _merge(clock: Clock, other: Clock) -> None:
-    for queue, count in other.items():
-        clock[queue] = max(clock.get(queue, 0), count)
+    for lane, count in other.items():
+        if clock.get(lane, 0) < count:
+            clock[lane] = count
 
 
-def _unordered(earlier: Instruction, earlier_queue: str, instr: Instruction, queue: str, kind: str) -> KernelError:
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def _unordered(earlier: _Event, event: _Event, kind: str) -> KernelError:
+    instr, other = event.instr, earlier.instr
     words = {"RAW": "reads what", "WAR": "overwrites what", "WAW": "writes over what"}[kind]
     verb = "reads" if kind == "WAR" else "writes"
     places = ", ".join(f"{name} {operand_to_text(operand)}" for name, operand in instr.operands.items())
     return KernelError(
         "E505",
-        f"{instr.op} on queue {queue} {words} {earlier.op} on queue {earlier_queue} {verb}, and no semaphore orders them",
+        f"{instr.op} on queue {event.queue} {words} {other.op} on queue {earlier.queue} {verb}, and no semaphore orders them",
         loc=instr.loc,
         operand=places,
         limit="a wait for every dependence between queues",
         actual=f"{kind} without a wait",
-        hint=f"add `signal {queue} + n` behind the one and `wait {earlier_queue} >= n` before the other",
-        notes=(f"the other access is {earlier.op}" + (f" at {earlier.loc}" if earlier.loc else ""),),
+        hint=f"add `signal {event.queue} + n` behind the one and `wait {earlier.queue} >= n` before the other",
+        notes=(f"the other access is {other.op}" + (f" at {other.loc}" if other.loc else ""),),
     )
+
+
+def _race(earlier: _Event, event: _Event, module: Module) -> KernelError:
+    first, second = sorted((earlier, event), key=lambda each: each.core)
+    touches = [
+        [(name, region, writes) for name, region, _, writes in accesses(part, 0) if region.memory == "shared"]
+        for part in map(_shared_part, (first.instr, second.instr))
+        if part is not None
+    ]
+    (name, region, writes), (other_name, _, other_writes) = next(
+        (a, b) for a in touches[0] for b in touches[1] if (a[2] or b[2]) and a[1].overlaps(b[1])
+    )
+    what = {
+        (True, True): "both cores write",
+        (True, False): "core 0 writes and core 1 reads",
+        (False, True): "core 0 reads and core 1 writes",
+    }[writes, other_writes]
+    tensor = next(
+        (
+            f"%{t.name}"
+            for t in (*module.params, *module.shared)
+            if t.space is Space.SHARED_HBM and t.address is not None
+            and t.address.byte <= region.start < t.address.byte + t.row_bytes
+        ),
+        "shared HBM",
+    )  # fmt: skip
+    place, other_place = first.instr.operands[name], second.instr.operands[other_name]
+    return KernelError(
+        "E502",
+        f"race: {what} {tensor} in no order",
+        loc=first.instr.loc,
+        operand=f"{name} {operand_to_text(place)} on core 0, {other_name} {operand_to_text(other_place)} on core 1",
+        limit="ordered by core_barrier or sendrecv",
+        actual=f"{first.instr.op} on queue {first.queue} of core 0, {second.instr.op} on queue {second.queue} of core 1",
+        hint="put a core_barrier with cores (0, 1) between the two, and semaphores around it, or give each core its own part",
+        notes=(f"core 1: {second.instr.op}" + (f" at {second.instr.loc}" if second.instr.loc else ""),),
+    )
+
+
+def _unmet(sides: Sequence[_Side], cores: Sequence[Core]) -> KernelError:
+    side = next(side for side in sides if side.posted)
+    other = sides[1 - side.core]
+    instr = next(iter(side.posted.values()))
+    key = meeting_key(instr)
+    counts = [sum(meeting_key(each) == key for each in instructions(core.body)) for core in cores]
+    never = "never reaches" if other.has_ended else "does not reach before it waits itself"
+    return KernelError(
+        "E503",
+        f"core {side.core} waits at {_name(instr)}, which core {other.core} {never}",
+        loc=instr.loc,
+        limit="both cores meet equally often, in the same order",
+        actual=f"{counts[0]} times on core 0, {counts[1]} on core 1",
+        hint="give both cores the same control flow",
+        notes=tuple(
+            f"core {each.core} waits at {_name(meeting)} on queue {queue}" + (f" ({meeting.loc.short})" if meeting.loc else "")
+            for each in sides
+            for queue, meeting in each.posted.items()
+        )
+        + tuple(f"core {each.core} has ended" for each in sides if each.has_ended),
+    )
+
+
+def _name(instr: Instruction) -> str:
+    return f"sendrecv of pipe {instr.attrs['pipe_id']}" if instr.op == "sendrecv" else instr.op
