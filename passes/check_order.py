@@ -135,7 +135,7 @@ def _meet(sides: Sequence[_Side], queues: tuple[str, str]) -> Iterator[_Event]:
         _merge(clock, side.clock(queue))
     for side, queue in zip(sides, queues, strict=True):
         del side.posted[queue]
-        yield side.end(queue, dict(clock))
+        yield side.end(queue, clock)  # one clock: each end knows of the other
 
 
 class _Side:

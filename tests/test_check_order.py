@@ -191,6 +191,16 @@ def test_order_leads_through_other_queues_of_both_cores():
     refused("E502", [through[0], fill.replace("wait dma1 >= 16", ""), through[2]], READS_BEHIND)
 
 
+def test_each_queue_of_a_core_has_to_be_done_with_its_reads():
+    """Two queues read %m, and core 1 overwrites it behind the barrier."""
+    signal = "signal gpsimd + 16"
+    reads = [read(M, signal=signal), read(M, signal=signal, tile=OTHER_TILE).replace("dma0", "dma2")]
+    core1 = [barrier(data=X, signal="signal dma1 + 1"), write(M, "wait gpsimd >= 1")]
+    check([*reads, barrier("wait dma0 >= 16\nwait dma2 >= 16", data=X)], core1)
+    for waited in ("dma0", "dma2"):
+        refused("E502", [*reads, barrier(f"wait {waited} >= 16", data=X)], core1)
+
+
 def test_sendrecv_orders_as_a_barrier_does():
     check(
         [write(M, signal="signal pipe0 + 16"), sendrecv(0, wait="wait dma1 >= 16")],
@@ -214,6 +224,12 @@ def test_the_second_meeting_orders_what_came_between_the_two():
 def test_all_queues_of_a_core_meet_at_a_loop():
     check([write(M), loop(barrier(data=X)), read(X)], [loop(barrier(data=X)), read(M)])
     refused("E502", [write(M), loop(barrier(data=X))], [loop(barrier(data=X), read(M, tile=OTHER_TILE))])
+
+
+def test_the_point_where_they_meet_is_after_the_work_of_each():
+    fill = f"queue vector {{\nvector.memset dst={OTHER_TILE} value=0.0\n}}"
+    for core0 in ([write(M), fill], [fill, write(M)]):
+        check([*core0, loop(barrier(data=X))], [loop(barrier(data=X)), read(M)])
 
 
 def test_loops_alone_do_not_hold_the_cores_together():
@@ -310,6 +326,15 @@ def test_barriers_in_no_order_meet_queue_by_queue():
     for shuffle in range(5):
         (result,) = executor.run(plan.build(module, shuffle=shuffle), {"x": x})
         np.testing.assert_array_equal(result, x[[[2, 3], [0, 1]]])
+
+
+def test_barriers_in_no_order_meet_in_equal_queues_whatever_comes_first():
+    core0 = [*WRITES_BEFORE, barrier(data=X, engine="vector")]
+    core1 = [barrier(data=X, engine="vector"), *READS_BEHIND]
+    check(core0, core1)
+    late = read(M, "wait vector >= 1")  # behind the other barrier
+    one_half, other_half = "shared[0x0000] float32 [1 x 2048]", "shared[0x2000] float32 [1 x 2048]"
+    refused("E502", core0, [barrier(data=one_half), barrier(data=other_half, engine="vector", signal="signal dma0 + 1"), late])
 
 
 def test_a_barrier_may_meet_one_of_another_queue():
