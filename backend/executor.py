@@ -17,13 +17,13 @@ from ..ir.errors import KernelError, Loc
 from ..ir.graph import Instruction, Tensor, View
 from ..ir.instructions.collectives import rank_groups
 from ..ir.table import lookup
-from .memory import HbmBuffer, fresh
+from .memory import FRESH_WORD, HbmBuffer, fresh
 from .numerics import silent
 from .plan import Meeting, Plan, Program
 
 __all__ = ["run", "run_ranks"]
 
-MAX_TRIPS = 1_000_000  # of one `while`: a register that never becomes 0 would hang the card as well
+MAX_TRIPS = 1_000_000  # of one dynamic loop: a register that never becomes 0 would hang the card as well
 
 
 def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -35,12 +35,15 @@ def run(plan: Plan, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     return run_ranks([plan], [arrays])[0]
 
 
-def run_ranks(plans: Sequence[Plan], arrays: Sequence[Mapping[str, np.ndarray]]) -> list[list[np.ndarray]]:
+def run_ranks(
+    plans: Sequence[Plan], arrays: Sequence[Mapping[str, np.ndarray]], fill: int | None = None
+) -> list[list[np.ndarray]]:
     """Execute plans of one module together, as ranks 0, 1, ...; each with its own arrays and results.
 
+    fill:    a probe (backend/probe.py): all memory of the plans and new results hold this 16-bit word first.
     raises: as run; an error inside a rank's instructions is of the rank that comes to it first.
     """
-    copies = [_prepare(rank, plan, own) for rank, (plan, own) in enumerate(zip(plans, arrays, strict=True))]
+    copies = [_prepare(rank, plan, own, fill) for rank, (plan, own) in enumerate(zip(plans, arrays, strict=True))]
     with silent():
         _run_together(plans)
     return [_finish(*each) for each in zip(plans, arrays, copies, strict=True)]
@@ -49,13 +52,18 @@ def run_ranks(plans: Sequence[Plan], arrays: Sequence[Mapping[str, np.ndarray]])
 Copies = list[tuple[str, np.ndarray, np.ndarray]]
 
 
-def _prepare(rank: int, plan: Plan, arrays: Mapping[str, np.ndarray]) -> Copies:
+def _prepare(rank: int, plan: Plan, arrays: Mapping[str, np.ndarray], fill: int | None) -> Copies:
     copies = _bind_params(plan, arrays)
+    if fill is not None:
+        plan.fill(fill)
     for state in plan.states:
-        state.rank = rank
+        state.rank, state.is_muted = rank, fill is not None
     for name, buffer in plan.outputs.items():
         size = buffer.tensor.row_bytes
-        buffer.bytes = fresh(size) if name in plan.holed else np.empty(size, np.uint8)
+        if fill is not None or name in plan.holed:
+            buffer.bytes = fresh(size, FRESH_WORD if fill is None else fill)
+        else:
+            buffer.bytes = np.empty(size, np.uint8)
     for rebind in plan.rebinds:
         rebind.bind()
     for start, live in plan.coverage.values():
@@ -196,25 +204,27 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
             trips = 0
             while item.bounds[0]():
                 if trips == MAX_TRIPS:
-                    raise _endless(item.loc)
+                    raise _endless(item.loc, "while")
                 trips += 1
                 yield from _member(item.body, member, meetings)
         else:
             low, high, step_size = (bound() for bound in item.bounds)
             assert item.set_variable is not None
+            if len(range(low, high, step_size)) > MAX_TRIPS:
+                raise _endless(item.loc, "for")
             for value in range(low, high, step_size):
                 item.set_variable(value)
                 yield from _member(item.body, member, meetings)
 
 
-def _endless(loc: Loc | None) -> KernelError:
+def _endless(loc: Loc | None, kind: str) -> KernelError:
     return KernelError(
         "E506",
-        f"a while loop is still running after {MAX_TRIPS} trips",
+        f"a {kind} loop of more than {MAX_TRIPS} trips",
         loc=loc,
         limit=f"{MAX_TRIPS} trips, the model's patience",
-        actual="its register is not 0",
-        hint="load the condition register anew in each trip, and let it become 0",
+        actual="more",
+        hint="load the condition register anew in each trip, and let it become 0" if kind == "while" else "check its bounds",
     )
 
 

@@ -15,14 +15,14 @@ from ..ir.errors import KernelError, Loc
 from ..ir.graph import Core, Loop, Memory, Module, Statement, Tensor, instructions
 from ..ir.machine import Space
 
-__all__ = ["CoreMemory", "HbmBuffer", "HbmMap", "flattened", "fresh", "read_shape", "strided_view"]
+__all__ = ["FRESH_WORD", "CoreMemory", "HbmBuffer", "HbmMap", "flattened", "fresh", "read_shape", "strided_view"]
 
 FRESH_WORD = 0x7FA5  # NaN as bfloat16 and float16, 0x7FA57FA5 is NaN as float32 and 2141552549 as int32
 
 
-def fresh(nbytes: int) -> np.ndarray:
+def fresh(nbytes: int, word: int = FRESH_WORD) -> np.ndarray:
     """uint8[nbytes] of the never-written pattern."""
-    return np.full(-(-nbytes // 2), FRESH_WORD, np.uint16).view(np.uint8)[:nbytes]
+    return np.full(-(-nbytes // 2), word, np.uint16).view(np.uint8)[:nbytes]
 
 
 class HbmBuffer:
@@ -86,7 +86,14 @@ class CoreMemory:
         own = [HbmBuffer(tensor) for tensor in tensors if tensor.space is Space.HBM]
         for buffer in own:
             buffer.bytes = fresh(buffer.tensor.row_bytes)
+        self._own = own
         self.private = HbmMap([*(buffer for buffer in params if buffer.tensor.space is Space.HBM), *own])
+
+    @property
+    def owned(self) -> list[np.ndarray]:
+        """All bytes that belong to the core."""
+        own = [buffer.bytes for buffer in self._own if buffer.bytes is not None]
+        return [self.sbuf, self.psum, self.registers, *own]
 
     def chip(self, space: Space) -> np.ndarray:
         """The bytes of an on-chip memory: uint8[partitions, bytes], registers uint8[bytes]."""

@@ -89,6 +89,7 @@ class Plan:
 
     programs: one a core. params, outputs: the HBM buffers that each run binds anew, by tensor name.
     coverage: for an output that not every run may fill: which bytes static writes fill, and the mask of the run.
+    memories: the bytes that the plan owns: SBUF, PSUM, registers, HBM that is neither argument nor result.
     holed:    names of outputs in which a collective may leave elements as they were, which is no error.
     """
 
@@ -101,6 +102,16 @@ class Plan:
     coverage: Mapping[str, tuple[np.ndarray, np.ndarray]]
     states: list[CoreState]
     holed: frozenset[str] = frozenset()
+    memories: tuple[np.ndarray, ...] = ()
+
+    def fill(self, word: int) -> None:
+        """A 16-bit word to all of the plan's own memory, sums that the engines keep included."""
+        for memory in self.memories:
+            memory.reshape(-1)[: memory.nbytes // 2 * 2].view(np.uint16)[...] = word
+        sums = np.array([word, word], np.uint16).view(np.float32)[0]
+        for state in self.states:
+            state.scalar_sum[...] = sums
+            state.vector_sum[...] = sums
 
 
 def build(module: Module, shuffle: int | None = None) -> Plan:
@@ -133,6 +144,7 @@ class _Builder:
         self.memories = [CoreMemory(core, module, params) for core in module.cores]
         self.states = [CoreState(core.number) for core in module.cores]
         self.rebinds: list[_Rebind] = []
+        self.scratch: list[np.ndarray] = []  # shared HBM that is neither argument nor result
         self.outputs = {r.tensor.name for r in module.results if r.tensor.data is None} - self.params.keys()
         for buffer in shared:
             tensor = buffer.tensor
@@ -140,6 +152,7 @@ class _Builder:
                 buffer.bytes = np.frombuffer(tensor.data, np.uint8)
             elif tensor.name not in self.outputs:
                 buffer.bytes = fresh(tensor.row_bytes)
+                self.scratch.append(buffer.bytes)
         covered = {name: self.static_coverage(name) for name in self.outputs}
         # What static writes do not fill is noted at run time, from this start.
         self.coverage = {name: written for name, written in covered.items() if not written.all()}
@@ -166,6 +179,7 @@ class _Builder:
             coverage={name: (start[name], live) for name, live in self.coverage.items()},
             states=self.states,
             holed=frozenset(self.holed()),
+            memories=(*self.scratch, *(array for memory in self.memories for array in memory.owned)),
         )
 
     def holed(self) -> Iterator[str]:

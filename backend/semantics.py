@@ -50,6 +50,7 @@ class CoreState:
     """What an engine keeps between instructions, one object a core.
 
     rank:          of the kernel's launch, which the executor sets before a run.
+    is_muted:      device_print says nothing: the run is a probe.
     scalar_sum:    float32[128], the accumulators of the Scalar engine (activation with reduce_cmd).
     vector_sum:    the same of the Vector engine, one for all its instructions with reduce_cmd.
     vector_random: the generators of the Vector engine. gpsimd_random: those of the GpSimd engine.
@@ -57,6 +58,7 @@ class CoreState:
 
     number: int
     rank: int = 0
+    is_muted: bool = False
     scalar_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
     vector_sum: np.ndarray = field(default_factory=lambda: np.full(128, np.nan, np.float32))
 

@@ -19,11 +19,16 @@ import numpy as np
 
 from .. import passes
 from ..backend import border, executor, plan
+from ..backend.probe import Probe
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.machine import Target
 from ..ir.machine import target as find_target
+from ..passes.allocate import allocate_apart
+from ..passes.check_initialised import analyse
+from ..passes.lower import lower
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
+from ..passes.synchronise import synchronise
 from .arguments import Arguments, bind_arguments, signature_of, surroundings
 from .gates import evaluate
 from .target import default_target, keeps_float32, note_default_target
@@ -45,12 +50,14 @@ class Compiled:
 
     plan:    of rank 0; others are built when a kernel first runs on so many ranks.
     is_wide: the plan stores low-precision floats as float32.
+    probe:   where only runs can tell whether results depend on never-written bytes.
     """
 
     modules: dict[Stage, Module]
     plan: plan.Plan
     structure: Any
     is_wide: bool = False
+    probe: Probe | None = None
     _others: list[Any] = dataclasses.field(default_factory=list, repr=False, compare=False)
     _lock: Any = dataclasses.field(default_factory=Lock, repr=False, compare=False)  # a plan has one memory
 
@@ -62,6 +69,8 @@ class Compiled:
         """The results of all ranks, which run together, each on its own arrays and memories."""
         self._refuse_overlap(arrays)
         with self._lock:
+            if self.probe is not None:
+                self.probe.check(arrays)
             while len(self._others) < len(arrays) - 1:
                 self._others.append(plan.build(self.modules[Stage.BIR]))
             plans = [self.plan, *self._others][: len(arrays)]
@@ -252,13 +261,23 @@ class Kernel:
         modules = {Stage.TRACE: module}
         modules[Stage.PENGUIN] = run_passes(module, to_penguin())
         modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
-        compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32())
+        probe = None if keeps_float32() else _probe(modules[Stage.PENGUIN])
+        compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
         if arguments.signature is not None:
             self._cache[key] = compiled
         return compiled
 
     def __repr__(self) -> str:
         return f"Kernel({self.__name__})"
+
+
+def _probe(module: Module) -> Probe | None:
+    """The probe of a penguin module, None where compile time could tell that it needs none."""
+    found = analyse(module)
+    if not found.needs_probe:
+        return None
+    reads = [f"{read.loc}: {read.op} `{read.operand}` of %{read.tensor}" for read in found.unsure]
+    return Probe(lower(synchronise(allocate_apart(module))), reads)
 
 
 def to_penguin() -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from .liveness import LiveRange, live_ranges
 from .pipeline import register_pass
 from .rewrite import map_statements
 
-__all__ = ["MemoryUse", "allocate", "memory_use"]
+__all__ = ["MemoryUse", "allocate", "allocate_apart", "memory_use"]
 
 SBUF_ALIGN = 32  # bytes; what the public nki-library allocates by
 HBM_ALIGN = 64
@@ -33,6 +33,31 @@ def allocate(module: Module) -> Module:
     results = tuple(replace(result, tensor=shared.get(result.tensor.name, result.tensor)) for result in module.results)
     return replace(
         module, params=params, shared=tuple(shared[t.name] for t in module.shared), cores=cores, results=results
+    )
+
+
+def allocate_apart(module: Module) -> Module:
+    """Every tensor at bytes of its own, whatever the capacity: for runs that ask what never-written bytes do.
+
+    Pinned tensors keep their partition and not their byte.
+    """
+    shared, end = _in_order([*module.params, *module.shared], Space.SHARED_HBM)
+    cores = []
+    for core in module.cores:
+        placed = dict(shared)
+        starts = {space: 0 for space in Space} | {Space.HBM: end}
+        for tensor in _declared(core):
+            partition = tensor.address.partition if tensor.address else 0
+            placed[tensor.name] = replace(tensor, address=Address(partition, starts[tensor.space]))
+            unit = {Space.PSUM: module.target.psum_bank_bytes, Space.REGISTER: 4}.get(tensor.space, HBM_ALIGN)
+            starts[tensor.space] += -(-tensor.row_bytes // unit) * unit
+        cores.append(_with_addresses(core, placed))
+    return replace(
+        module,
+        params=tuple(shared[t.name] for t in module.params),
+        shared=tuple(shared[t.name] for t in module.shared),
+        cores=tuple(cores),
+        results=tuple(replace(r, tensor=shared.get(r.tensor.name, r.tensor)) for r in module.results),
     )
 
 

@@ -84,6 +84,9 @@ class Initialisation:
     reads:         all reads of never-written bytes.
     maybe_results: names of results with elements of level MAYBE, and none that is worse. At run time it is enough to
                    track what was written of them, except where a tile that was written in part is copied to them whole.
+    unsure:        reads of elements of level MAYBE.
+    needs_probe:   such elements may reach a result, an address or a loop: only runs on differently filled memory can
+                   tell whether they matter (backend/probe.py).
     parted:        where the cores stop meeting (another pass reports that); nothing beyond it was looked at.
     """
 
@@ -91,14 +94,21 @@ class Initialisation:
     reads: tuple[PoisonRead, ...]
     maybe_results: frozenset[str]
     parted: Loc | None = None
+    unsure: tuple[PoisonRead, ...] = ()
+    needs_probe: bool = False
 
     @property
     def is_complete(self) -> bool:
         return self.parted is None
 
 
+_latest: list[tuple[Module, Initialisation]] = []  # the pass, the plan's probe and reports ask about the same module
+
+
 def analyse(module: Module) -> Initialisation:
     """Execute a module of stage penguin on levels."""
+    if _latest and _latest[0][0] is module:
+        return _latest[0][1]
     if module.stage is not Stage.PENGUIN:
         raise KernelError(
             "E603",
@@ -107,7 +117,9 @@ def analyse(module: Module) -> Initialisation:
             actual=str(module.stage),
             hint="run fold-layouts first",
         )
-    return _Analysis(module).result()
+    result = _Analysis(module).result()
+    _latest[:] = [(module, result)]
+    return result
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,8 @@ class _Analysis:
         self.module = module
         self.errors: dict[tuple, KernelError] = {}
         self.reads: dict[tuple[int, str], PoisonRead] = {}
+        self.unsure: dict[tuple[int, str], PoisonRead] = {}
+        self.unsure_address = self.unsure_result = False
         self.shared = {t.name: Shadow(t, CLEAN) for t in module.params}
         self.shared |= {t.name: Shadow(t, UNWRITTEN if t.data is None else CLEAN) for t in module.shared}
 
@@ -169,7 +183,13 @@ class _Analysis:
         except _Parted as parted:
             return Initialisation(tuple(self.errors.values()), tuple(self.reads.values()), frozenset(), parted.args[0])
         maybe = self._check_results()
-        return Initialisation(tuple(self.errors.values()), tuple(self.reads.values()), frozenset(maybe))
+        return Initialisation(
+            tuple(self.errors.values()),
+            tuple(self.reads.values()),
+            frozenset(maybe),
+            unsure=tuple(self.unsure.values()),
+            needs_probe=self.unsure_address or (bool(self.unsure) and self.unsure_result),
+        )
 
     # --- both cores -------------------------------------------------------------------------------------------
 
@@ -300,6 +320,10 @@ class _Analysis:
                 before = core[operand.tensor.name].origin
                 if isinstance(before, _Origin):
                     origin = origin or _Origin(before.read, before.tensor, instr.loc)
+            if count := int(np.count_nonzero(level == MAYBE)):
+                self.unsure.setdefault((id(instr), name), PoisonRead(instr.loc, instr.op, name, operand.tensor.name, count))
+        if HELD in levels and (levels[HELD] == MAYBE).any():
+            self.unsure.setdefault((id(instr), HELD), PoisonRead(instr.loc, instr.op, HELD, HELD, 1))
         if origin is None and HELD in levels and (levels[HELD] >= POISON).any():
             (column,) = _columns(TABLE[instr.op].kept(instr).reads, instr)
             before = core[column.tensor.name].origin
@@ -314,6 +338,8 @@ class _Analysis:
         assert access.dynamic is not None
         index = access.dynamic.index
         level = _index_levels(core, instr, access)
+        if level is not None and (level == MAYBE).any():
+            self.unsure_address = True
         if level is None or not (bad := np.count_nonzero(level >= POISON)):
             return
         assert isinstance(index, Access)
@@ -337,6 +363,8 @@ class _Analysis:
             if not isinstance(bound, Access):
                 continue
             shadow = core[bound.tensor.name]
+            if shadow.level in (None, MAYBE):
+                self.unsure_address = True
             if shadow.level is not None and shadow.level >= POISON:
                 what = "condition" if loop.kind == "while" else "bound"
                 self.errors.setdefault(
@@ -365,8 +393,10 @@ class _Analysis:
             levels = _result_levels(shadow, view)
             if levels.max() >= POISON:
                 self._result_error(shadow, view, levels)
-            elif (levels == MAYBE).any() and not self._is_param(view.tensor):
-                maybe.add(view.tensor.name)
+            elif (levels == MAYBE).any():
+                self.unsure_result = True
+                if not self._is_param(view.tensor):
+                    maybe.add(view.tensor.name)
         return {name for name in maybe if ("result", name) not in self.errors}
 
     def _is_param(self, tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from .pipeline import register_pass
 __all__ = ["check_order"]
 
 
-@register_pass("check-order")
+@register_pass("check-order", Stage.BIR)
 def check_order(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError for two accesses to common bytes in no order.
 
@@ -30,9 +30,6 @@ def check_order(module: Module) -> Module:
     Loop bodies count once, as in check-races: the k-th meeting in the text of one core meets the k-th of the other, and a
     race between different trips of the two cores' loops is not seen.
     """
-    if module.stage is not Stage.BIR:
-        raise KernelError("E603", f"check-order at stage {module.stage}", limit="stage bir", actual=str(module.stage),
-                          hint="run lower first")
     events = list(_in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
     _check_inside(events)
     if len(module.cores) > 1:
