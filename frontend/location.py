@@ -74,6 +74,13 @@ class Place:
             return False
         return self.body is None or self.frames[0].f_lineno in self.body
 
+    def consumer(self, name: str) -> str | None:
+        """`enumerate` when the author's line is `enumerate(nl.dynamic_range(...))` and `name` is dynamic_range."""
+        if not self.frames:
+            return None
+        frame = self.frames[0]
+        return _consumers(frame.f_code, name).get(frame.f_lineno)
+
     def loop_variable(self) -> str | None:
         """`i` when the author's line is `for i in ...`."""
         if not self.frames:
@@ -168,6 +175,27 @@ def _heads(code: CodeType) -> dict[int, range]:
 
 def _lines(node: ast.expr | ast.stmt) -> range:
     return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+# Builtins that take an iterator's items themselves, where a loop of the machine has one symbolic item.
+_CONSUMERS = frozenset(
+    "all any enumerate filter iter list map max min next reversed set sorted sum tuple zip".split()
+)
+
+
+@cache
+def _consumers(code: CodeType, name: str) -> dict[int, str]:
+    """Line -> builtin for calls of a builtin on the items of `name(...)`."""
+    node = _function(code)
+    found: dict[int, str] = {}
+    for child in ast.walk(node) if node is not None else ():
+        if not (isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id in _CONSUMERS):
+            continue
+        for argument in child.args:
+            inner = argument.func if isinstance(argument, ast.Call) else None
+            if getattr(inner, "attr", getattr(inner, "id", None)) == name:
+                found[argument.lineno] = child.func.id
+    return found
 
 
 @cache

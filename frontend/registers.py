@@ -191,6 +191,15 @@ class _Counted:
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
     """A loop that the machine runs, counting up; start and stop are ints or registers, step a positive int."""
+    consumer = current("nl.dynamic_range").place().consumer("dynamic_range")
+    if consumer is not None:
+        raise author_error(
+            "E804",
+            f"{consumer}() of a dynamic_range",
+            limit="`for i in nl.dynamic_range(...)`",
+            actual=f"{consumer}(nl.dynamic_range(...))",
+            hint="the body is traced once, so Python cannot count its trips; count in a (1,1) int32 tile",
+        )
     lower, upper = (0, start) if stop is None else (start, stop)
     return _one_trip(_Counted(lower, upper, step))
 

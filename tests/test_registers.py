@@ -534,3 +534,34 @@ def test_instruction_names_are_unique():
     error = fault(lambda m: [nisa.memset(m.n, 1, name="same") for _ in range(2)])
     assert error.code == "E602" and error.actual == "same"
     assert fault(lambda m: nisa.memset(m.n, 1, name=3)).code == "E105"
+
+
+@pytest.mark.parametrize("consumer", ["enumerate", "zip", "list", "sum"])
+def test_python_cannot_count_the_trips_of_a_dynamic_range(consumer):
+    @nki.jit
+    def enumerated(x):
+        for _ in enumerate(nl.dynamic_range(3)):
+            pass
+        return x
+
+    @nki.jit
+    def zipped(x):
+        for _ in zip(range(2), nl.dynamic_range(3), strict=False):
+            pass
+        return x
+
+    @nki.jit
+    def listed(x):
+        list(nl.dynamic_range(3))
+        return x
+
+    @nki.jit
+    def summed(x):
+        sum(nl.dynamic_range(3))
+        return x
+
+    kernel = {"enumerate": enumerated, "zip": zipped, "list": listed, "sum": summed}[consumer]
+    with pytest.raises(KernelError) as error:
+        kernel(np.ones((1, 1), np.float32))
+    assert error.value.code == "E804" and f"{consumer}() of a dynamic_range" in error.value.message
+    assert error.value.loc.file == __file__ and "int32 tile" in error.value.hint

@@ -189,4 +189,4 @@ def test_a_sum_after_a_loop_that_may_not_have_run_is_an_error():
 def test_another_stage_is_refused():
     with pytest.raises(KernelError) as caught:
         run_passes(parse("kernel @k stage=trace target=gen3 {\n core 0 {\n }\n}"), ["resolve-accumulation"])
-    assert (caught.value.code, caught.value.actual, caught.value.hint) == ("E603", "trace", "`opennki passes` shows the pipelines, in their order")
+    assert (caught.value.code, caught.value.actual, caught.value.limit) == ("E603", "trace", "stage penguin")
