@@ -23,6 +23,7 @@ from ..ir.dtypes import as_dtype
 from ..ir.errors import KernelError, Loc
 from .location import is_own
 from .operators import OpHandle
+from .tracer import author_error
 
 __all__ = ["Arguments", "as_array", "bind_arguments", "definition", "signature_of", "surroundings", "with_tensors"]
 
@@ -42,7 +43,17 @@ def as_array(value: Any) -> np.ndarray | None:
         return value
     if isinstance(value, (np.generic, str, bytes, type)) or not hasattr(value, "__array__"):
         return None
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except Exception as error:  # the object is a stranger's: whatever its __array__ raises is about the argument
+        raise author_error(
+            "E701",
+            f"{type(value).__name__}.__array__ raised {type(error).__name__}: {error}",
+            limit="an object that NumPy can make an array of",
+            actual=type(value).__name__,
+            hint="convert it with np.asarray(...) before the call",
+        ) from error
+    return array
 
 
 @dataclasses.dataclass(frozen=True)

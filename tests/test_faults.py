@@ -180,3 +180,17 @@ def test_a_barrier_of_one_core_has_no_effect(cores, listed):
         return out
 
     assert (kernel[cores](X) == X).all()
+
+
+def test_an_argument_whose_array_protocol_fails_is_the_call_s_fault():
+    class Broken:
+        def __array__(self, *_args, **_kwargs):
+            raise RuntimeError("no data")
+
+    @nki.jit
+    def returns_it(x):
+        return x
+
+    with pytest.raises(KernelError) as error:
+        returns_it(Broken())
+    assert error.value.code == "E701" and "no data" in error.value.message and error.value.hint
