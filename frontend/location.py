@@ -179,8 +179,10 @@ def _lines(node: ast.expr | ast.stmt) -> range:
 
 # Builtins that take an iterator's items themselves, where a loop of the machine has one symbolic item.
 _CONSUMERS = frozenset(
-    ["all", "any", "enumerate", "filter", "iter", "list", "map", "max", "min", "next", "reversed", "set", "sorted"]
-    + ["sum", "tuple", "zip"]
+    (
+        *("all", "any", "enumerate", "filter", "iter", "list", "map", "max", "min", "next"),
+        *("reversed", "set", "sorted", "sum", "tuple", "zip"),
+    )
 )
 
 
