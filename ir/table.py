@@ -525,6 +525,7 @@ def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
         )
     if operand.space.is_on_chip:
         _check_partitions(instr, param, operand, target)
+        _check_free_size(instr, param, operand)
     if dynamic_kind(operand) == "columns":
         _check_indirect(instr, param, operand, target)
 
@@ -546,6 +547,27 @@ def _dtype_text(dtypes: frozenset[str]) -> str:
         if dtypes == group:
             return name
     return ", ".join(sorted(dtypes))
+
+
+# Elements a partition of one Vector or Scalar instruction (Trainium architecture guide).
+FREE_ELEMENTS = {SBUF: 1 << 16, PSUM: 1 << 12}
+
+
+def _check_free_size(instr: Instruction, param: Param, operand: Any) -> None:
+    """Known once the engine is: the author's choice, or that of assign-engines."""
+    if instr.engine not in (Engine.vector, Engine.scalar) or not operand.space.is_on_chip:
+        return
+    size, bound = prod(operand.shape[1:]), FREE_ELEMENTS[operand.space]
+    if size > bound:
+        raise fail(
+            instr,
+            "E102",
+            param.name,
+            f"{size} elements a partition of {operand.space}",
+            limit=f"{bound} for the {instr.engine} engine",
+            actual=size,
+            hint=f"tile the free dimension by {bound}",
+        )
 
 
 def _check_partitions(instr: Instruction, param: Param, operand: Any, target: Target) -> None:

@@ -194,3 +194,22 @@ def test_an_argument_whose_array_protocol_fails_is_the_call_s_fault():
     with pytest.raises(KernelError) as error:
         returns_it(Broken())
     assert error.value.code == "E701" and "no data" in error.value.message and error.value.hint
+
+@pytest.mark.parametrize(("space", "bound"), [(nl.sbuf, 1 << 16), (nl.psum, 1 << 12)])
+@pytest.mark.parametrize("engine", [nisa.engine.vector, nisa.engine.scalar])
+def test_vector_and_scalar_take_so_many_elements_a_partition(space, bound, engine):
+    @nki.jit
+    def copied(x, size):
+        tile = nl.ndarray((1, size), nl.bfloat16, buffer=space)
+        nisa.memset(tile[:, 0:4096], 0.0)
+        for start in range(4096, size, 4096):
+            nisa.memset(tile[:, start : min(size, start + 4096)], 0.0)
+        small = nl.ndarray((1, size), nl.uint8)
+        nisa.tensor_copy(dst=small, src=tile, engine=engine)
+        return x
+
+    copied(X, bound)
+    with pytest.raises(KernelError) as error:
+        copied(X, bound + 1)
+    assert error.value.code == "E102" and error.value.limit == f"{bound} for the {engine} engine"
+    assert error.value.actual == bound + 1 and error.value.loc.file == __file__
