@@ -171,12 +171,13 @@ class Attr:
             return None
         decoded = _decode(self.type, value)
         if decoded is REQUIRED:
+            what = getattr(value, "__name__", None) or shown(value)  # nl.divide is a function, and no operator
             raise KernelError(
                 "E105",
-                f"{where} `{self.name}`: {shown(value)} is not accepted",
+                f"{where} `{self.name}`: {what} is not accepted",
                 loc=loc,
                 limit=_type_text(self.type),
-                actual=shown(value),
+                actual=what,
                 hint=_nearest(self.type, value),
             )
         return decoded
