@@ -1,10 +1,13 @@
 """find_nonzero_indices against np.flatnonzero, in every mode, and its gates."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opennki import KernelError
 from opennki import language as nl
 from opennki.ir.graph import Stage
 from opennki.kernels.find_nonzero_indices import FIND_NONZERO_INDICES as ENTRY
@@ -268,3 +271,14 @@ def test_example_is_what_it_says(matches):
     arguments = ENTRY.example(T=256, C=32)
     assert (np.count_nonzero(arguments["input_tensor"], axis=1) == 8).all()
     matches(ENTRY, ENTRY.cores, arguments)
+
+
+@BOTH
+def test_without_the_padding_the_ends_of_the_lists_are_found_never_written(monkeypatch, cores):
+    monkeypatch.setattr(sys.modules[find_nonzero_indices.function.__module__], "_fill_with_padding", lambda indices: None)
+    with pytest.raises(KernelError) as error:
+        find_nonzero_indices[cores](sparse(512, 4), chunk_size=128)
+    assert error.value.code == "E501" and "never written" in error.value.message
+    assert "%indices" in error.value.message and error.value.loc.file.endswith("find_nonzero_indices.py")
+    # One chunk writes whole rows, so it needs none.
+    find_nonzero_indices[cores](sparse(512, 4))
