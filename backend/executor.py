@@ -16,6 +16,7 @@ from ..ir.dtypes import numpy_dtype
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Instruction, Tensor, View
 from ..ir.instructions.collectives import rank_groups
+from ..ir.meetings import meeting_key
 from ..ir.table import lookup
 from .memory import FRESH_WORD, HbmBuffer, fresh
 from .numerics import silent
@@ -253,7 +254,8 @@ class _Meetings:
 
     def _place(self, member: _Member, instr: Instruction) -> _Place:
         if lookup(instr.op).meets == "cores":
-            what = f"sendrecv of pipe {instr.attrs['pipe_id']}" if instr.op == "sendrecv" else instr.op
+            what = meeting_key(instr)
+            assert what is not None, f"{instr.op} of one core alone is no meeting"
             return _Place((_Member(member.rank, 0), _Member(member.rank, 1)), what)
         group = next((group for group in rank_groups(instr) if member.rank in group), ())
         if not group or max(group) >= self.ranks:

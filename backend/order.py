@@ -14,9 +14,9 @@ from random import Random
 
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Queue
-from ..ir.table import lookup
+from ..ir.meetings import is_meeting, meeting_key
 
-__all__ = ["Event", "block_order", "is_meeting"]
+__all__ = ["Event", "block_order"]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,6 @@ class Event:
 
     kind: str
     instr: Instruction
-
-
-def is_meeting(instr: Instruction) -> bool:
-    """Does the instruction wait for the other core or other ranks? A barrier that lists one core has no effect."""
-    return lookup(instr.op).meets != "" and instr.attrs.get("cores", (0, 1)) == (0, 1)
 
 
 def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = None) -> list[Event]:
@@ -56,7 +51,7 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
             while waiting[name] and is_ready(name):
                 instr = waiting[name].popleft()
                 if is_meeting(instr):
-                    if cores < 2 and lookup(instr.op).meets == "cores":
+                    if cores < 2 and meeting_key(instr) is not None:
                         raise _alone(instr)
                     events.append(Event("post", instr))
                     posted.append((name, instr))

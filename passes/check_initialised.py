@@ -26,6 +26,7 @@ from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, 
 from ..ir.instructions.accumulators import ACCUMULATORS, lanes
 from ..ir.instructions.gpsimd import in_snakes
 from ..ir.machine import OOBMode, Space
+from ..ir.meetings import meeting_key
 from ..ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
 from ..ir.table import TABLE, fail, index_group, operand_text
 from .liveness import touched
@@ -208,11 +209,11 @@ class _Analysis:
     def _run_to_meeting(self, core: _Core, program: Iterable[Statement]) -> Instruction | Loop | None:
         for statement in program:
             if isinstance(statement, Instruction):
-                if _meets(statement):
+                if meeting_key(statement) is not None:
                     return statement
                 self._execute(core, statement)
             elif isinstance(statement, Loop):
-                if any(_meets(instr) for instr in instructions(statement.body)):
+                if any(meeting_key(instr) is not None for instr in instructions(statement.body)):
                     return statement
                 self._loop([core], [statement])
         return None
@@ -469,11 +470,6 @@ def _shape(instr: Instruction, name: str) -> tuple[int, ...]:
 
 def _declare(core: _Core, tensors: Iterable[Tensor]) -> None:
     core |= {tensor.name: Shadow(tensor) for tensor in tensors}
-
-
-def _meets(instr: Instruction) -> bool:
-    """Does the other core take part? A barrier that lists one core has no effect."""
-    return instr.op == "sendrecv" or (instr.op == "core_barrier" and len(instr.attrs["cores"]) > 1)
 
 
 def _fit(a: Instruction | Loop, b: Instruction | Loop) -> bool:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ..ir.errors import KernelError
 from ..ir.graph import Core, Instruction, Loop, Memory, Module, Queue, Stage, Statement, instructions
 from ..ir.machine import Space
+from ..ir.meetings import meeting_key
 from ..ir.printer import operand_to_text
-from .check_races import meeting_key
 from .conflicts import Conflicts, accesses
 from .pipeline import register_pass
 
@@ -286,19 +286,16 @@ def _unmet(sides: Sequence[_Side], cores: Sequence[Core]) -> KernelError:
     never = "never reaches" if other.has_ended else "does not reach before it waits itself"
     return KernelError(
         "E503",
-        f"core {side.core} waits at {_name(instr)}, which core {other.core} {never}",
+        f"core {side.core} waits at {meeting_key(instr)}, which core {other.core} {never}",
         loc=instr.loc,
         limit="both cores meet equally often, in the same order",
         actual=f"{counts[0]} times on core 0, {counts[1]} on core 1",
         hint="give both cores the same control flow",
         notes=tuple(
-            f"core {each.core} waits at {_name(meeting)} on queue {queue}" + (f" ({meeting.loc.short})" if meeting.loc else "")
+            f"core {each.core} waits at {meeting_key(meeting)} on queue {queue}"
+            + (f" ({meeting.loc.short})" if meeting.loc else "")
             for each in sides
             for queue, meeting in each.posted.items()
         )
         + tuple(f"core {each.core} has ended" for each in sides if each.has_ended),
     )
-
-
-def _name(instr: Instruction) -> str:
-    return f"sendrecv of pipe {instr.attrs['pipe_id']}" if instr.op == "sendrecv" else instr.op

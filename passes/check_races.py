@@ -11,12 +11,13 @@ import networkx as nx
 from ..ir.errors import KernelError
 from ..ir.graph import Access, Instruction, Module, Stage, instructions
 from ..ir.machine import Space
+from ..ir.meetings import meeting_key
 from ..ir.regions import Region, region_of
 from ..ir.table import lookup
 from .dependences import dependence_graph
 from .pipeline import register_pass
 
-__all__ = ["check_races", "meeting_key"]
+__all__ = ["check_races"]
 
 
 @register_pass("check-races", Stage.PENGUIN)
@@ -50,24 +51,15 @@ def check_races(module: Module) -> Module:
     return module
 
 
-def meeting_key(instr: Instruction) -> tuple | None:
-    """What must agree where two cores meet; None for an instruction of one core alone."""
-    if instr.op == "core_barrier" and instr.attrs["cores"] == (0, 1):
-        return ("core_barrier",)
-    if instr.op == "sendrecv":
-        return ("sendrecv", instr.attrs["pipe_id"])
-    return None
-
-
 def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]], module: Module) -> None:
     """The k-th barrier meets the k-th, the k-th transfer of a pipe the k-th of that pipe."""
-    counts: list[dict[tuple, list[Instruction]]] = [defaultdict(list), defaultdict(list)]
+    counts: list[dict[str, list[Instruction]]] = [defaultdict(list), defaultdict(list)]
     for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
         for node in found:
             key = meeting_key(program[node])
             assert key is not None
             counts[core][key].append(program[node])
-    for key in sorted({*counts[0], *counts[1]}, key=str):
+    for key in sorted({*counts[0], *counts[1]}):
         here, there = counts[0][key], counts[1][key]
         if len(here) == len(there):
             for one, other in zip(here, there, strict=True):
@@ -75,10 +67,9 @@ def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]]
             continue
         more, core = (here, 0) if len(here) > len(there) else (there, 1)
         extra = more[min(len(here), len(there))]
-        name = " ".join(map(str, key)) if key[0] != "sendrecv" else f"sendrecv of pipe {key[1]}"
         raise KernelError(
             "E503",
-            f"core {core} waits at {name}, which core {1 - core} never reaches",
+            f"core {core} waits at {key}, which core {1 - core} never reaches",
             loc=extra.loc,
             limit="both cores meet equally often",
             actual=f"{len(here)} times on core 0, {len(there)} on core 1",
@@ -135,7 +126,7 @@ class _Order:
 
 def _happens_before(programs: list[list[Instruction]], meetings: list[list[int]]) -> _Order:
     merged: dict[tuple[int, int], tuple[int, int]] = {}
-    ends: dict[tuple, list[list[int]]] = defaultdict(lambda: [[], []])
+    ends: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
     for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
         for node in found:
             ends[meeting_key(program[node])][core].append(node)  # type: ignore[index]
