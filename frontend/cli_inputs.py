@@ -122,7 +122,7 @@ def load_array(path: str, dtype: Dtype | None = None) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise KernelError("E706", f"{path}: {reason}", limit="a .npy file that NumPy can read without pickle",
+        raise KernelError("E706", f"{path}: {reason}", actual=reason, limit="a .npy file that NumPy can read without pickle",
                           hint=f"numpy.save({Path(path).name!r}, array) writes one") from None
     if not isinstance(array, np.ndarray):
         raise KernelError("E706", f"{path} is an archive of several arrays", limit="a .npy file of one array",

@@ -254,7 +254,7 @@ def _read(path: str, what: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         hint = "check the path" if isinstance(error, FileNotFoundError) else f"name {what}"
-        raise KernelError("E706", f"{path}: {reason}", limit=what, hint=hint) from None
+        raise KernelError("E706", f"{path}: {reason}", limit=what, actual=reason, hint=hint) from None
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
