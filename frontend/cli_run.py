@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import executor, plan
+from ..backend.probe import Probe
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage, Tensor
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
@@ -19,7 +20,7 @@ from .arguments import as_array, bind_arguments
 from .cli_inputs import ArraySpec, array_or_file, random_array
 from .cli_kernels import Subject, author_line, quiet_python
 from .cli_report import facts_of, message
-from .jit import Compiled, Kernel, to_penguin
+from .jit import Compiled, Kernel, probe_for, to_penguin
 from .target import DEFAULT_TARGET
 
 __all__ = [
@@ -57,15 +58,16 @@ def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
     return module if stage is Stage.PENGUIN else run_passes(module, TO_BIR)
 
 
-def lower_to_bir(module: Module) -> Module:
-    """A module of any stage, checked as a kernel is and lowered.
+def lower_to_bir(module: Module) -> tuple[Module, Probe | None]:
+    """A module of any stage, checked as a kernel is and lowered; and the probe that a kernel would have.
 
     A text is whatever its author made of it: penguin goes through TO_PENGUIN again (which changes nothing that went
-    through before), and bir has its order proved.
+    through before). bir has its order proved; what its never-written bytes do is no longer to be told.
     """
     if module.stage is Stage.BIR:
-        return run_passes(module, ["check-order"])
-    return run_passes(module, (*TO_PENGUIN, *TO_BIR))
+        return run_passes(module, ["check-order"]), None
+    penguin = run_passes(module, TO_PENGUIN)
+    return run_passes(penguin, TO_BIR), probe_for(penguin)
 
 
 # --- running -----------------------------------------------------------------------------------------------------
@@ -140,8 +142,11 @@ def _named_results(compiled: Compiled, returned: Any, arrays: Mapping[str, np.nd
 
 def run_module(module: Module, settings: Mapping[str, str], seed: int) -> dict[str, np.ndarray]:
     """Lower and run an IR text on the inputs of `settings`, random where not given. Results and written params by name."""
-    executable = plan.build(lower_to_bir(module))
+    bir, probe = lower_to_bir(module)
+    executable = plan.build(bir)
     arrays = {param.name: _input(param, settings.get(param.name), seed) for param in module.params}
+    if probe is not None:
+        probe.check([arrays])
     named = {f"%{name}": arrays[name] for name in arrays if name in executable.written_params}
     for view, value in zip(executable.module.results, executor.run(executable, arrays), strict=True):
         name = f"%{view.tensor.name}"

@@ -36,7 +36,7 @@ from .tensor import NkiTensor
 from .trace import trace
 from .tracer import Schedule, Tracer, author_error, optional_tracer
 
-__all__ = ["Compiled", "Kernel", "jit", "simulate", "to_penguin"]
+__all__ = ["Compiled", "Kernel", "jit", "probe_for", "simulate", "to_penguin"]
 
 del passes  # imported for its registrations
 
@@ -261,7 +261,7 @@ class Kernel:
         modules = {Stage.TRACE: module}
         modules[Stage.PENGUIN] = run_passes(module, to_penguin())
         modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
-        probe = None if keeps_float32() else _probe(modules[Stage.PENGUIN])
+        probe = None if keeps_float32() else probe_for(modules[Stage.PENGUIN])
         compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
         if arguments.signature is not None:
             self._cache[key] = compiled
@@ -271,7 +271,7 @@ class Kernel:
         return f"Kernel({self.__name__})"
 
 
-def _probe(module: Module) -> Probe | None:
+def probe_for(module: Module) -> Probe | None:
     """The probe of a penguin module, None where compile time could tell that it needs none."""
     found = analyse(module)
     if not found.needs_probe:

@@ -328,6 +328,28 @@ def test_exec_checks_a_penguin_text_as_a_kernel_is_checked(folder):
     assert "never-written" in at_fault("E501", "exec", "-", stdin=text.replace(load, "", 1))
 
 
+PREDICATED = """kernel @holes stage=trace target=gen3 {
+  param %x: float32[128,8] @private_hbm
+  shared %y: float32[128,8] @shared_hbm
+  core 0 {
+    %a: float32[128,8] @sbuf
+    %m: uint8[128,8] @sbuf
+    %t: float32[128,8] @sbuf
+    dma_copy dst=%a src=%x
+    memset dst=%m value=MASK
+    tensor_copy_predicated dst=%t src=%a predicate=%m
+    dma_copy dst=%y src=%t
+  }
+  return %y
+}
+"""
+
+
+def test_exec_asks_what_only_a_run_can_tell(folder):
+    assert "never-written bytes decide" in at_fault("E501", "exec", "-", stdin=PREDICATED.replace("MASK", "0"))
+    fine("exec", "-", stdin=PREDICATED.replace("MASK", "1"))
+
+
 def test_passes_in_an_order_that_cannot_be_are_the_author_s_fault(folder):
     text = fine("opt", "-", "--passes", "fold-layouts", stdin=fine("dump", "tp_broadcast", "--stage", "trace"))
     assert "run the pass assign-engines first" in at_fault("E603", "opt", "-", "--passes", "allocate,synchronise", stdin=text)
