@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from ..ir.errors import KernelError, Loc
-from ..ir.graph import Core, Loop, Memory, Module, Statement, Tensor, instructions
+from ..ir.graph import Core, Memory, Module, Statement, Tensor, declared_tensors, instructions
 from ..ir.machine import Space
 
 __all__ = ["FRESH_WORD", "CoreMemory", "HbmBuffer", "HbmMap", "flattened", "fresh", "read_shape", "strided_view"]
@@ -69,7 +69,7 @@ class CoreMemory:
     """
 
     def __init__(self, core: Core, module: Module, params: Iterable[HbmBuffer]) -> None:
-        tensors = list(_declared(core))
+        tensors = list(declared_tensors(core))
         ends = {space: 0 for space in Space}
         for tensor in tensors:
             if tensor.address is not None:
@@ -102,16 +102,6 @@ class CoreMemory:
 
 def _round(nbytes: int) -> int:
     return max(64, -(-nbytes // 64) * 64)
-
-
-def _declared(core: Core) -> Iterable[Tensor]:
-    yield from core.tensors
-    stack: list[Statement] = list(core.body)
-    while stack:
-        statement = stack.pop()
-        if isinstance(statement, Loop):
-            yield from statement.tensors
-            stack.extend(statement.body)
 
 
 def _operands(body: tuple[Statement, ...]) -> Iterable[Memory]:

@@ -239,7 +239,8 @@ def shared_constant(value: Any) -> NkiTensor:
 def _constant(array: np.ndarray, kind: Dtype, default_name: str | None = None) -> NkiTensor:
     tracer = current("nl.shared_constant")
     place = tracer.place()
-    name = tracer.claim_name(default_name or place.assigned_name() or "constant", place.loc, explicit=False)
+    wanted = default_name or place.assigned_name() or "constant"
+    name = tracer.claim_name(wanted, place.loc, explicit=False, matched=tracer.cores > 1)
     data = array.astype(kind.storage).tobytes()  # in this machine's byte order
     return new_view(tracer.share(Tensor(name, kind, array.shape, Space.SHARED_HBM, data=data, loc=place.loc)))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..ir.dtypes import as_dtype
 from ..ir.errors import GateError, KernelError, Loc
-from ..ir.graph import Core, Gate, Module, Stage, Tensor, View
+from ..ir.graph import Core, Gate, Module, Stage, Tensor, View, declared_tensors
 from ..ir.machine import Space, Target
 from .arguments import Arguments, definition, signature_of, with_tensors
 from .gates import evaluate
@@ -28,6 +28,23 @@ def trace(
     Where a gate fails the module holds no more than the gates: check-gates is what rejects it.
     raises: KernelError for any fault of the kernel's Python.
     """
+    module, structure = _trace(function, arguments, target, cores, grid, schedule, frozenset())
+    shared = frozenset(tensor.name for tensor in module.shared)
+    if any(tensor.name in shared for core in module.cores for tensor in declared_tensors(core)):
+        # A core has a tile of a name by which the cores match a shared tensor: once more, with that name kept free.
+        return _trace(function, arguments, target, cores, grid, schedule, shared)
+    return module, structure
+
+
+def _trace(
+    function: Callable,
+    arguments: Arguments,
+    target: Target,
+    cores: int,
+    grid: bool,
+    schedule: Schedule,
+    reserved: frozenset[str],
+) -> tuple[Module, Any]:
     loc = definition(function)
     space = Space.SHARED_HBM if cores > 1 else Space.HBM
     params = {name: Tensor(name, as_dtype(a.dtype), a.shape, space, loc=loc) for name, a in arguments.arrays.items()}
@@ -37,7 +54,7 @@ def trace(
     gates: list[Gate] = []
     results: list[Any] = []
     for core in range(cores):
-        tracer = Tracer(function.__code__, target, core, cores, grid, shared, schedule)
+        tracer = Tracer(function.__code__, target, core, cores, grid, shared, schedule, reserved)
         for param in params.values():
             tracer.claim_name(param.name, None, explicit=True)
             tracer.own(param)

@@ -48,6 +48,7 @@ class Tracer:
     core, cores: number of this core and of all; grid: whether the kernel was launched with brackets.
     shared:      shared HBM tensors and constants by name, common to the cores of the launch.
     schedule:    orders that the author asked for by name.
+    reserved:    automatic names that shared tensors need, so that the core's own tensors take others.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Tracer:
         grid: bool,
         shared: dict[str, Tensor],
         schedule: Schedule = (),
+        reserved: frozenset[str] = frozenset(),
     ) -> None:
         self.code, self.target, self.core, self.cores, self.grid = code, target, core, cores, grid
         self.shared, self.schedule = shared, schedule
@@ -66,11 +68,13 @@ class Tracer:
         self.identities: dict[tuple[int, str], Any] = {}  # shared_identity_matrix: one tile a size and dtype
         self._scopes = [Scope()]
         self._names: set[str] = set()
+        self._reserved = reserved
         self._given: set[str] = set()  # those that the author gave, arguments included
         self._counts: dict[str, int] = {}  # the highest number behind each name
-        self._own: dict[str, Tensor] = {}  # every tensor that instructions of this kernel and core may name
+        self._shared_names: set[str] = set()  # automatic ones of shared tensors, by which the cores match them
+        self._own: dict[tuple[str, Space], Tensor] = {}  # every tensor that instructions of this kernel and core may name
         self._labels: dict[str, tuple[Scope, int]] = {}  # where each named instruction is
-        self._gone: set[str] = set()  # tensors of loop bodies that have ended
+        self._gone: set[tuple[str, Space]] = set()  # tensors of loop bodies that have ended
         self._keeps_order = 0  # open blocks of no_reorder
         self._latest = -1  # of the instructions under them, as an index of the open scope
 
@@ -91,7 +95,10 @@ class Tracer:
         is_given = wanted in self._given
         if explicit:
             self._given.add(wanted)
-        if wanted not in self._names:
+        elif matched:
+            return self._shared_name(wanted)
+        others = self._shared_names if matched else self._reserved
+        if wanted not in self._names and wanted not in others:
             self._names.add(wanted)
             return wanted
         if explicit and (is_given or matched):
@@ -104,10 +111,19 @@ class Tracer:
                 hint='names are unique in a kernel; number them, e.g. f"{name}_{i}"',
             )
         number = self._counts.get(wanted, 1) + 1
-        while f"{wanted}#{number}" in self._names:  # given by the author
+        while (name := f"{wanted}#{number}") in self._names or name in others:
             number += 1
         self._counts[wanted] = number
-        self._names.add(name := f"{wanted}#{number}")
+        self._names.add(name)
+        return name
+
+    def _shared_name(self, wanted: str) -> str:
+        """Numbered apart from the core's own tensors, of which the other core may have more or fewer."""
+        name, number = wanted, 1
+        while name in self._given or name in self._shared_names:
+            number += 1
+            name = f"{wanted}#{number}"
+        self._shared_names.add(name)
         return name
 
     # --- tensors ----------------------------------------------------------------------------------------------
@@ -133,7 +149,7 @@ class Tracer:
         return self.own(tensor)
 
     def own(self, tensor: Tensor) -> Tensor:
-        self._own[tensor.name] = tensor
+        self._own[tensor.name, tensor.space] = tensor
         return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
@@ -195,7 +211,8 @@ class Tracer:
         if not isinstance(operand, View):
             return
         self.check_visible(operand.index, f"{what}: its index")
-        if self._own.get(operand.tensor.name) is not operand.tensor:
+        tensor = operand.tensor
+        if self._own.get((tensor.name, tensor.space)) is not tensor:
             raise author_error(
                 "E801",
                 f"{what}: %{operand.tensor.name} is of another kernel, call or core",
@@ -203,7 +220,7 @@ class Tracer:
                 limit="tensors that this kernel created or was given",
                 hint="no tensor outlives its call or leaves its core in a Python variable: pass arguments, return results",
             )
-        if operand.tensor.name in self._gone:
+        if (tensor.name, tensor.space) in self._gone:
             raise author_error(
                 "E802",
                 f"{what}: %{operand.tensor.name} belongs to a loop that has ended",
@@ -299,9 +316,9 @@ class Tracer:
         self._scopes.pop()
         place = scope.place
         assert place is not None
-        self._gone.update(t.name for t in scope.tensors)
+        self._gone.update((t.name, t.space) for t in scope.tensors)
         if var is not None:
-            self._gone.add(var.name)
+            self._gone.add((var.name, var.space))
         loop = Loop(kind, bounds, tuple(scope.body), var, tuple(scope.tensors), place.loops, place.loc)
         self.open_scope.body.append(loop)
 

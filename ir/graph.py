@@ -44,6 +44,7 @@ __all__ = [
     "Step",
     "Tensor",
     "View",
+    "declared_tensors",
     "dynamic_kind",
     "instructions",
     "statements",
@@ -379,3 +380,11 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 def instructions(body: tuple[Statement, ...]) -> Iterator[Instruction]:
     """Every instruction, in program order (queue by queue in stage bir)."""
     return (statement for statement in statements(body) if isinstance(statement, Instruction))
+
+
+def declared_tensors(core: Core) -> Iterator[Tensor]:
+    """All tensors of a core, those of loop bodies included."""
+    yield from core.tensors
+    for statement in statements(core.body):
+        if isinstance(statement, Loop):
+            yield from statement.tensors

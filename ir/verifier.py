@@ -8,7 +8,6 @@ bir:      operands are physical, inside their memories; every queue waits only f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
@@ -27,6 +26,7 @@ from .graph import (
     Statement,
     Tensor,
     View,
+    declared_tensors,
     dynamic_kind,
     statements,
 )
@@ -115,7 +115,7 @@ def _check_tensors(module: Module) -> None:
         _check_space(tensor, "shared", (Space.SHARED_HBM,))
     common = [*module.params, *module.shared]
     for core in module.cores:
-        own = [*core.tensors, *_loop_tensors(core.body)]
+        own = list(declared_tensors(core))
         for tensor in own:
             _check_space(tensor, f"a tensor of core {core.number}", (Space.SBUF, Space.PSUM, Space.HBM, Space.REGISTER))
             _check_size(tensor, module.target)
@@ -219,7 +219,7 @@ def _unique_names(module: Module) -> None:
     shared = [*module.params, *module.shared]
     for core in module.cores:
         known: dict[str, Tensor] = {}
-        for tensor in (*shared, *core.tensors, *_loop_tensors(core.body)):
+        for tensor in (*shared, *declared_tensors(core)):
             other = known.setdefault(tensor.name, tensor)
             if other is not tensor:
                 raise KernelError(
@@ -231,10 +231,6 @@ def _unique_names(module: Module) -> None:
                     actual=f"also {other}" + (f" ({other.loc.short})" if other.loc else ""),
                     hint="give one of them another name=",
                 )
-
-
-def _loop_tensors(body: tuple[Statement, ...]) -> Iterator[Tensor]:
-    return (t for loop in statements(body) if isinstance(loop, Loop) for t in loop.tensors)
 
 
 def _check_statement(statement: Statement, module: Module) -> None:

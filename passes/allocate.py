@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..ir.errors import KernelError
-from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor
+from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, declared_tensors
 from ..ir.machine import Space, Target
 from .liveness import LiveRange, live_ranges
 from .pipeline import register_pass
@@ -46,7 +46,7 @@ def allocate_apart(module: Module) -> Module:
     for core in module.cores:
         placed = dict(shared)
         starts = {space: 0 for space in Space} | {Space.HBM: end}
-        for tensor in _declared(core):
+        for tensor in declared_tensors(core):
             partition = tensor.address.partition if tensor.address else 0
             placed[tensor.name] = replace(tensor, address=Address(partition, starts[tensor.space]))
             unit = {Space.PSUM: module.target.psum_bank_bytes, Space.REGISTER: 4}.get(tensor.space, HBM_ALIGN)
@@ -70,23 +70,9 @@ def _in_order(tensors: list[Tensor], space: Space, start: int = 0) -> tuple[dict
     return placed, start
 
 
-def _declared(core: Core) -> list[Tensor]:
-    """All tensors of a core, those of loop bodies included."""
-    found = list(core.tensors)
-
-    def visit(body: tuple[Statement, ...]) -> None:
-        for statement in body:
-            if isinstance(statement, Loop):
-                found.extend(statement.tensors)
-                visit(statement.body)
-
-    visit(core.body)
-    return found
-
-
 def _allocate_core(core: Core, shared: dict[str, Tensor], hbm_start: int, target: Target) -> Core:
     ranges = live_ranges(core)
-    tensors = _declared(core)
+    tensors = list(declared_tensors(core))
     placed = dict(shared)
     in_hbm, _ = _in_order([t for t in tensors if t.space is Space.HBM], Space.HBM, hbm_start)
     placed.update(in_hbm)
@@ -240,9 +226,9 @@ class MemoryUse:
 def memory_use(core: Core) -> MemoryUse:
     """The memory peaks of an allocated core."""
     ends = {space: 0 for space in Space}
-    for tensor in _declared(core):
+    for tensor in declared_tensors(core):
         if tensor.address is not None:
             ends[tensor.space] = max(ends[tensor.space], tensor.address.byte + tensor.row_bytes)
     return MemoryUse(
-        ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in _declared(core) if t.space is Space.HBM)
+        ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in declared_tensors(core) if t.space is Space.HBM)
     )

@@ -213,3 +213,35 @@ def test_vector_and_scalar_take_so_many_elements_a_partition(space, bound, engin
         copied(X, bound + 1)
     assert error.value.code == "E102" and error.value.limit == f"{bound} for the {engine} engine"
     assert error.value.actual == bound + 1 and error.value.loc.file == __file__
+
+
+@nki.jit
+def one_core_has_a_tile_of_the_shared_name(x):
+    core = nl.program_id(0)
+    if core == 0:
+        t = nl.ndarray((16, 32), nl.float32)
+        nisa.memset(t, 0.0)
+    t = nl.ndarray((32, 32), nl.float32, buffer=nl.shared_hbm)
+    rows = nl.ndarray((16, 32), nl.float32)
+    nisa.dma_copy(rows, x[16 * core : 16 * core + 16])
+    nisa.dma_copy(t[16 * core : 16 * core + 16], rows)
+    return t
+
+
+def test_the_cores_match_shared_tensors_whatever_else_one_of_them_has():
+    np.testing.assert_array_equal(one_core_has_a_tile_of_the_shared_name[2](X), X)
+    module = one_core_has_a_tile_of_the_shared_name[2].compile(X).modules[Stage.TRACE]
+    assert [tensor.name for tensor in module.shared] == ["t"]
+    assert not any(tensor.name == "t" for core in module.cores for tensor in core.tensors)
+
+
+def test_a_given_name_is_not_taken_for_a_shared_tensor_that_has_it_by_chance():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        other = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="out")
+        return out, other
+
+    with pytest.raises(KernelError) as error:
+        kernel[2](X)
+    assert error.value.code == "E602" and "'out' is used twice" in error.value.message
