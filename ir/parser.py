@@ -15,7 +15,7 @@ from enum import Enum
 from functools import cache
 from importlib import resources
 from math import nan
-from typing import Any, NamedTuple
+from typing import Any
 
 from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
@@ -134,11 +134,6 @@ def _token_text(token: str) -> str:
         "TENSOR": "%tensor",
     }
     return names.get(token, token.lower())
-
-
-class _Waits(NamedTuple):
-    kind: str
-    semaphore: Semaphore
 
 
 def canonical_step(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
