@@ -134,12 +134,13 @@ def demo(
     opennki demo tp_broadcast --seed 7
     """
     wrong: list[str] = []
-    note_default_target(_name_of(target))
+    is_noted = False
     entries = [library_kernel(name) for name in kernels] if kernels else list(LIBRARY.values())
     for entry in entries:
         print(f"{entry.name}: {entry.summary}", flush=True)
         try:
             subject = find_subject(entry.name, {}, seed, at_scale=True)
+            is_noted = is_noted or note_default_target(_name_of(target), subject)
             outcome = run_subject(subject, kernel_for(subject, _name_of(target), None))
         except KernelError as error:
             message(error)
@@ -217,7 +218,7 @@ def _chosen(
 ) -> tuple[Subject, Kernel]:
     """The subject of a command, and its kernel for the command's target and cores."""
     subject = find_subject(spec, parse_settings(settings), seed, scale)
-    note_default_target(_name_of(target), subject.kernel)
+    note_default_target(_name_of(target), subject)
     return subject, kernel_for(subject, _name_of(target), cores)
 
 

@@ -39,7 +39,7 @@ class Subject:
     """A kernel, the arguments to call it with, and how to judge its result.
 
     cores: None where neither the command nor the library says. rtol: None where the result's dtype decides. sizes: what
-    the library's example was asked for.
+    the library's example was asked for. target: what an example of those sizes needs.
     """
 
     kernel: Kernel
@@ -49,6 +49,7 @@ class Subject:
     rtol: float | None = None
     why: str = ""
     sizes: Mapping[str, Any] | None = None
+    target: str | None = None
 
     @property
     def name(self) -> str:
@@ -113,8 +114,8 @@ def _library_subject(entry: LibraryKernel, settings: Mapping[str, str], seed: in
             raise KernelError("E701", f"{entry.name} has no example of these sizes: {type(error).__name__}: {error}",
                               actual=sizes, limit=", ".join(f"{n}={p.default}" for n, p in example.items()),
                               hint="start from the defaults, and change one size at a time") from error
-    shown = {name: p.default for name, p in example.items() if p.default is not p.empty} | sizes
-    return Subject(entry.kernel, filled, entry.cores, entry.golden, entry.rtol, entry.why, shown)
+    shown = entry.sizes(**sizes)
+    return Subject(entry.kernel, filled, entry.cores, entry.golden, entry.rtol, entry.why, shown, entry.target(shown))
 
 
 # --- a Python file -----------------------------------------------------------------------------------------------

@@ -72,7 +72,8 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALU
     "dims=[1,2]. Repeatable."))]
 CoresOption = Annotated[int | None, typer.Option(min=1, max=2, show_default=False, help="Cores to run on.")]
 TargetOption = Annotated[TargetName | None, typer.Option(show_default=False, help=(
-    "Machine to compile for: gen3 (trn2) or gen4 (trn3). Default: NEURON_PLATFORM_TARGET_OVERRIDE, else gen3."))]
+    "Machine to compile for: gen3 (trn2) or gen4 (trn3). Default: what the library's example needs, "
+    "NEURON_PLATFORM_TARGET_OVERRIDE, else gen3."))]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random arrays.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ScaleOption = Annotated[bool, typer.Option("--scale", help=(

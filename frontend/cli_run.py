@@ -32,15 +32,17 @@ __all__ = [
 _DEFAULT_RTOL = {4: 1e-5, 2: 1e-2, 1: 0.13}
 
 
-def note_default_target(target: str | None, kernel: Kernel | None = None) -> None:
-    """Say which target is used where nobody chose one."""
-    chosen = target or (kernel is not None and kernel._target) or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+def note_default_target(target: str | None, subject: Subject) -> bool:
+    """Say which target is used where nobody chose one. Is it said?"""
+    chosen = target or subject.target or subject.kernel._target or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
     if not chosen:
         message(f"note: no --target given, {DEFAULT_TARGET} is used")
+    return not chosen
 
 
 def kernel_for(subject: Subject, target: str | None, cores: int | None) -> Kernel:
-    """The subject's kernel for a target and a number of cores."""
+    """The subject's kernel for a target and a number of cores; where none is given, for those that it needs."""
+    target = target or subject.target
     kernel = subject.kernel if target is None else subject.kernel.with_target(target)
     if cores is not None:
         return kernel[cores]

@@ -347,7 +347,7 @@ def test_a_barrier_may_meet_one_of_another_queue():
 @pytest.mark.parametrize("name", LIBRARY)
 def test_library_kernels_are_in_order_on_two_cores(name):
     entry = LIBRARY[name]
-    module = entry.kernel[2].compile(**entry.example()).modules[Stage.BIR]
+    module = entry.launched()[2].compile(**entry.example()).modules[Stage.BIR]
     again = parse(to_text(module))
     assert len(again.cores) == 2 and run_passes(again, ["check-order"]) is again
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from opennki.frontend.cli import main
 from opennki.ir.graph import Stage
 from opennki.ir.parser import parse
+from opennki.kernels import LIBRARY
 
 KERNELS = """
 import nki
@@ -259,6 +261,17 @@ def test_the_default_target_is_said_once_where_nobody_chose_one(folder, monkeypa
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
     result = opennki("check", "my.py:add", *ADD)
     assert note not in result.stderr and "target gen4" in result.stdout
+
+
+def test_an_example_brings_the_target_that_its_sizes_need(monkeypatch):
+    entry = replace(LIBRARY["tp_broadcast"], target=lambda sizes: "gen4" if sizes["P"] == 32 else None)
+    monkeypatch.setitem(LIBRARY, "tp_broadcast", entry)
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    needs = opennki("check", "tp_broadcast", "--set", "P=32")
+    assert "target gen4" in needs.stdout and needs.stderr == ""
+    assert "target gen3" in fine("check", "tp_broadcast", "--set", "P=32", "--target", "gen3")
+    free = opennki("check", "tp_broadcast", "--set", "P=16")
+    assert "target gen3" in free.stdout and "gen3 is used" in free.stderr
 
 
 def _process(command):

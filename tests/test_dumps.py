@@ -19,7 +19,7 @@ REST = {Stage.TRACE: (*TO_PENGUIN, *TO_BIR), Stage.PENGUIN: TO_BIR, Stage.BIR: (
 def compiled(name: str):
     entry = LIBRARY[name]
     inputs = entry.example(seed=1)
-    return entry.kernel[entry.cores].compile(**inputs), inputs
+    return entry.launched().compile(**inputs), inputs
 
 
 @pytest.mark.parametrize("stage", Stage, ids=str)

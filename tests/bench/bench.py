@@ -34,7 +34,7 @@ def nbytes(values: Any) -> int:
 
 def measure(name: str) -> tuple[str, ...]:
     entry = LIBRARY[name]
-    kernel, inputs = entry.kernel[entry.cores], entry.example(seed=0, **entry.scale)
+    kernel, inputs = entry.launched(**entry.scale), entry.example(seed=0, **entry.scale)
     start = time.perf_counter()
     module = kernel.trace(**inputs)
     count = sum(1 for core in module.cores for _ in instructions(core.body))

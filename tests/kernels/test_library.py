@@ -1,6 +1,7 @@
 """Every kernel of the library has what `opennki` needs of it."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,12 @@ from opennki.kernels import LIBRARY
 from opennki.kernels.library import LibraryKernel
 
 ALL = pytest.mark.parametrize("name", LIBRARY)
+
+
+def targets(name):
+    """The generations that the example may run on."""
+    needed = LIBRARY[name].target(LIBRARY[name].sizes())
+    return [needed] if needed else ["gen3", "gen4"]
 
 
 @ALL
@@ -41,9 +48,8 @@ def test_example_fits_and_repeats(name):
         assert first.tobytes() == value.tobytes() if hasattr(first, "tobytes") else first == value
 
 
-@ALL
-@pytest.mark.parametrize("target", ["gen3", "gen4"])
-def test_example_runs_on_both_generations(matches, name, target):
+@pytest.mark.parametrize(("name", "target"), [(name, target) for name in LIBRARY for target in targets(name)])
+def test_example_runs_on_every_generation_it_may(matches, name, target):
     entry = LIBRARY[name]
     matches(entry, entry.cores, entry.example(), target)
 
@@ -53,3 +59,10 @@ def test_sizes_of_the_example_have_defaults(name):
     parameters = inspect.signature(LIBRARY[name].example).parameters
     assert next(iter(parameters)) == "seed"
     assert all(p.default is not p.empty for p in parameters.values())
+
+
+def test_an_example_says_which_target_its_sizes_need():
+    entry = replace(LIBRARY["tp_broadcast"], target=lambda sizes: "gen4" if sizes["P"] > 64 else None)
+    assert entry.sizes(P=128) == {**entry.sizes(), "P": 128}
+    assert str(entry.launched(P=128).target) == "gen4"
+    assert entry.launched(P=16).target == entry.kernel.target
