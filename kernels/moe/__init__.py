@@ -1,0 +1,1 @@
+"""The MoE decode kernels: normalisation, router, the four leaves, and the fused block that calls them."""
