@@ -267,7 +267,8 @@ class Surroundings:
         if function in self._visited:
             return
         self._visited.add(function)
-        names, namespace = _names(function.__code__), function.__globals__
+        namespace, table = function.__globals__, getattr(function, "gate_table", None)
+        names = _names(function.__code__) | (table.names if table else set())
         self._places += [partial(getattr, function, name) for name in ("__defaults__", "__kwdefaults__")]
         for name in sorted(names & namespace.keys()):
             self._note(partial(namespace.get, name), names)

@@ -38,7 +38,7 @@ def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
     hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
     memory = [memory_use(core) for core in bir.cores]
     return {
-        "gates": [_gate(gate) for gate in trace.gates],
+        "gates": [_gate(gate, trace.name) for gate in trace.gates],
         "instructions": {
             str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
         },
@@ -52,8 +52,8 @@ def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
     }
 
 
-def _gate(gate: Gate) -> dict[str, Any]:
-    return {"gate": gate.text, "holds": gate.holds, "values": dict(gate.values)}
+def _gate(gate: Gate, kernel: str) -> dict[str, Any]:
+    return {"of": gate.function or kernel, "gate": gate.text, "holds": gate.holds, "values": dict(gate.values)}
 
 
 def _queue_counts(body: Any) -> dict[str, int]:
@@ -134,8 +134,8 @@ def print_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[obje
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Gates, counts and memory of `facts_of`."""
-    print_table("gates", ("gate", "holds", "values"), (
-        (gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
+    print_table("gates", ("of", "gate", "holds", "values"), (
+        (gate["of"], gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
         for gate in facts["gates"]
     ))
     counts = facts["instructions"]

@@ -29,8 +29,8 @@ from ..passes.check_initialised import analyse
 from ..passes.lower import lower
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from ..passes.synchronise import synchronise
-from .arguments import Arguments, bind_arguments, signature_of, surroundings
-from .gates import evaluate
+from .arguments import Arguments, bind_arguments, surroundings
+from .gates import record_gates, ungated
 from .target import default_target, keeps_float32, note_default_target
 from .tensor import NkiTensor
 from .trace import trace
@@ -232,12 +232,7 @@ class Kernel:
                 actual=self.cores,
                 hint=f"call {self.__name__}(...) without brackets",
             )
-        try:
-            bound = signature_of(self.function).bind(*args, **kwargs)
-        except TypeError as error:
-            raise author_error("E701", f"{self.__name__}: {error}", limit=str(signature_of(self.function))) from None
-        bound.apply_defaults()
-        tracer.gates += evaluate(self.function, bound.arguments, tracer.cores)
+        record_gates(self.function, args, kwargs, tracer)
         tracer.schedule += self.schedule
         return self.function(*args, **kwargs)
 
@@ -306,7 +301,7 @@ def jit(
         return function
     if not isinstance(function, FunctionType):
         raise author_error("E701", f"jit of {function!r}", limit="a Python function", actual=type(function).__name__)
-    return Kernel(function, name)
+    return Kernel(ungated(function), name)
 
 
 def simulate(kernel: Callable) -> Callable:

@@ -66,7 +66,8 @@ def _trace(
                 programs.append(program)
                 results.append(structure)
         # Once, where a kernel inside this one or the other core asks the same.
-        gates += [gate for gate in dict.fromkeys((*declared, *tracer.gates)) if gate not in gates]
+        known = set(gates)
+        gates += [gate for gate in dict.fromkeys((*declared, *tracer.gates)) if gate not in known]
     if not all(gate.holds for gate in gates):  # what was recorded behind a failed gate means nothing
         programs = [Core(core, (), ()) for core in range(cores)]
         results = [None]

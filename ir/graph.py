@@ -342,12 +342,16 @@ class Core:
 
 @dataclass(frozen=True)
 class Gate:
-    """A precondition that the kernel declared, with the values it was evaluated on."""
+    """A precondition that the kernel declared, with the values it was evaluated on.
+
+    function: whose it is, where it is of a function that the kernel calls; empty for the kernel's own.
+    """
 
     text: str
     holds: bool
     values: tuple[tuple[str, Any], ...] = ()
     hint: str = ""
+    function: str = ""
     loc: Loc | None = field(default=None, compare=False)
 
 

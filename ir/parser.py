@@ -281,15 +281,18 @@ class _Builder:
         return tensor
 
     def gate(self, tree: Node) -> Gate:
-        text, verdict, values, hint = tree.children
-        pairs: list[tuple[str, Any]] = []
-        if values is not None:
-            pairs = self.entries(values)
-        return Gate(self.string(text), verdict == "holds", tuple(pairs), self.string(hint) if hint else "", self.loc(text))
+        text, function, verdict, values, hint = tree.children
+        pairs = tuple(self.entries(values)) if values is not None else ()
+        reason, whose = self.string(hint) if hint else "", self.word(function) if function else ""
+        return Gate(self.string(text), verdict == "holds", pairs, reason, whose, self.loc(text))
 
     def entries(self, tree: Node) -> list[tuple[str, Any]]:
         pairs = [entry.children for entry in tree.children]
-        return [(self.string(key) if key.type == "STRING" else str(key), self.literal(value)) for key, value in pairs]
+        return [(self.word(key), self.literal(value)) for key, value in pairs]
+
+    def word(self, token: Token) -> str:
+        """A word, which stands in quotes where it has other signs."""
+        return self.string(token) if token.type == "STRING" else str(token)
 
     def string(self, token: Token) -> str:
         try:

@@ -131,7 +131,8 @@ def _address(address: Address | None) -> str:
 def _gate(gate: Gate) -> str:
     values = f" {_entries(gate.values)}" if gate.values else ""
     hint = f" hint {json.dumps(gate.hint)}" if gate.hint else ""
-    return f"gate {json.dumps(gate.text)} {'holds' if gate.holds else 'fails'}{values}{hint}"
+    function = f" of {_bare_or_quoted(gate.function, _WORD)}" if gate.function else ""
+    return f"gate {json.dumps(gate.text)}{function} {'holds' if gate.holds else 'fails'}{values}{hint}"
 
 
 def _entries(pairs: Iterable[tuple[str, Any]]) -> str:

@@ -23,7 +23,7 @@ def check_gates(module: Module) -> Module:
     first, *others = failing
     raise GateError(
         "E401",
-        f"gate of {module.name}: {first.text}",
+        f"gate of {f'{first.function} in ' if first.function else ''}{module.name}: {first.text}",
         loc=first.loc,
         limit=first.text,
         actual=_values(first) or None,
@@ -40,7 +40,7 @@ def _note(gate: Gate) -> str:
     """A further failing gate in one line."""
     parts = (
         f"{gate.loc}: " if gate.loc else "",
-        f"gate {gate.text}",
+        f"gate of {gate.function}: {gate.text}" if gate.function else f"gate {gate.text}",
         f" ({_values(gate)})" if gate.values else "",
         f"; {gate.hint}" if gate.hint else "",
     )

@@ -1,5 +1,6 @@
 """Gates: declared in a table or asserted in the body, evaluated before anything runs, reported together."""
 
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_every_failing_gate_of_a_call_is_reported():
     error = fault(table[2], np.ones((128, 7), np.int32), 48)
     first, second = error.notes
     assert error.limit == "T % chunk == 0" and "gate C % 2 == 0 (C=7); pad the columns" in first
-    assert "float32" in second and "int32[128, 7]" in second
+    assert "float32" in second and "int32[128,7] @shared_hbm" in second
 
 
 def test_a_gate_counts_only_where_its_when_holds():
@@ -113,7 +114,130 @@ def test_gates_of_a_kernel_in_a_kernel_count():
 
     assert outer[2](X, 64) is X
     error = fault(outer[2], X, 48)
+    assert error.message == "gate of table in outer: T % chunk == 0"
     assert error.actual == "T=128, chunk=48" and not error.notes  # once, though two cores ask
+
+
+# --- functions without @jit --------------------------------------------------------------------------------------
+
+
+LIMIT = 64
+
+
+@dataclass(frozen=True)
+class Config:
+    mode: Mode
+    rows: int = 32
+
+    @gates(Gate("self.rows <= LIMIT", hint="use fewer rows"))
+    def checked(self):
+        return self.rows
+
+
+@gates(
+    Gate("x.shape[0] % config.rows == 0", hint="choose rows that divide x"),
+    Gate("config.mode is not Mode.EXACT", hint="this function is fast only"),
+    Gate("x.buffer in (nl.private_hbm, nl.shared_hbm) and x.dtype == nl.float32"),
+    Gate("bias.shape == x.shape", when="bias is not None"),
+)
+@gates(Gate("x.shape[1] <= LIMIT"))
+def rows_of(x, config, bias=None):
+    return [config.checked() for _ in range(2)]
+
+
+@nki.jit
+def caller(x, config, times=1):
+    for _ in range(times):
+        rows_of(x, config)
+    rows_of(x, bias=x, config=config)
+    return x
+
+
+def test_a_function_with_gates_is_just_the_function_outside_of_a_kernel():
+    assert rows_of(None, Config(Mode.EXACT, 100)) == [100, 100]
+
+
+def test_gates_of_a_called_function_are_in_the_trace_once_for_equal_arguments():
+    module = caller[2].trace(X, Config(Mode.FAST), 3)
+    assert [(gate.function, gate.text.split()[0]) for gate in module.gates] == [
+        ("rows_of", "x.shape[0]"), ("rows_of", "config.mode"), ("rows_of", "x.buffer"), ("rows_of", "x.shape[1]"),
+        ("Config.checked", "self.rows"), ("rows_of", "bias.shape"),
+    ]  # fmt: skip
+    assert all(gate.holds for gate in module.gates) and caller(X, Config(Mode.FAST)) is X
+    again = parse(str(module))
+    assert again == module and again.gates == module.gates
+
+
+def test_a_failing_gate_of_a_called_function_names_both_the_values_that_it_reads_and_its_caller():
+    error = fault(caller, X, Config(Mode.EXACT, 48))
+    assert error.message == "gate of rows_of in caller: x.shape[0] % config.rows == 0"
+    assert error.actual == 'x="float32[128,8] @private_hbm", config.rows=48' and error.hint == "choose rows that divide x"
+    assert line_of(error).startswith('Gate("x.shape[0]')
+    first = caller.function.__code__.co_firstlineno
+    assert error.loc.callers == ((__file__, first + 3),)
+    assert "gate of rows_of: config.mode is not Mode.EXACT (config.mode=EXACT); this function is fast only" in error.notes[0]
+
+
+def test_a_method_may_have_gates():
+    error = fault(caller, X, Config(Mode.FAST, 128))
+    assert (error.message, error.actual) == ("gate of Config.checked in caller: self.rows <= LIMIT", "self.rows=128, LIMIT=64")
+
+
+def test_a_kernel_with_gates_evaluates_them_once_where_it_is_called():
+    seen = []
+    watched = nki.jit(gates(Gate("x.seen()"))(lambda x: None))
+
+    class Watcher:
+        def seen(self):
+            seen.append(1)
+            return True
+
+    @nki.jit
+    def outer(x):
+        watched(Watcher())
+        return x
+
+    assert outer(X) is X and len(seen) == 1
+
+
+def test_a_call_that_does_not_fit_a_function_with_gates():
+    @nki.jit
+    def outer(x):
+        rows_of(x)
+
+    with pytest.raises(KernelError) as error:
+        outer(X)
+    assert error.value.code == "E701" and line_of(error.value) == "rows_of(x)"
+
+
+def test_a_changed_global_that_a_gate_reads_is_seen(monkeypatch):
+    kernel = nki.jit(caller.function)
+    assert kernel(X, Config(Mode.FAST)) is X
+    monkeypatch.setitem(globals(), "LIMIT", 4)
+    assert "x.shape[1] <= LIMIT" in fault(kernel, X, Config(Mode.FAST)).message
+
+
+def test_the_line_of_an_instruction_in_a_function_with_gates_is_the_authors():
+    @gates(Gate("x is not None"))
+    def load(x):
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.dma_copy(dst=tile, src=x)
+
+    @nki.jit
+    def kernel(x):
+        load(x)
+
+    (copy,) = kernel.trace(X).cores[0].body
+    first = load.__wrapped__.__code__.co_firstlineno
+    assert (copy.loc.file, copy.loc.line) == (__file__, first + 3)
+    assert copy.loc.callers == ((__file__, kernel.function.__code__.co_firstlineno + 2),)
+
+
+@pytest.mark.parametrize("what", [staticmethod(lambda: None), 3, Mode])
+def test_gates_of_what_is_no_function(what):
+    with pytest.raises(KernelError) as error:
+        gates(Gate("True"))(what)
+    assert error.value.code == "E701" and error.value.loc.file == __file__
 
 
 # --- the body ----------------------------------------------------------------------------------------------------
@@ -146,7 +270,7 @@ def test_failing_asserts_are_reported_together_and_before_their_consequences():
 
 def test_an_assert_in_a_helper_names_the_helpers_line_and_its_caller():
     error = fault(body, X, rows=64)
-    assert "64 rows" in error.message and line_of(error).startswith("kernel_assert(x.shape[0]")
+    assert error.message == "gate of helper in body: 64 rows, not 128" and line_of(error).startswith("kernel_assert(x.shape[0]")
     assert error.loc.callers == ((__file__, body.function.__code__.co_firstlineno + 3),)
 
 
