@@ -7,7 +7,8 @@ choice of the scale is part of the result. The roundings between steps that a ke
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from .enums import ActFnType
 from .experts import NO_CLAMP, Clamp
 from .mx import dequantize, from_gate_up_bias, from_mx_down, from_mx_gate_up, intermediate_index, quantize, swizzle
 
-__all__ = ["ExpertWeights", "activation", "clamped", "expert_weights", "moe", "mx_hidden", "mx_intermediate", "words_dtype"]
+__all__ = [
+    "ExpertWeights", "activation", "clamped", "expert_weights", "moe", "moe_layer", "mx_hidden", "mx_intermediate", "words_dtype",
+]
 
 ACTIVATION_DTYPE = "float8_e4m3fn_x4"  # of what quantize_mx makes of hidden states and products
 MX_HEADROOM = 1  # the scale rule of quantize_mx since NKI 0.5
@@ -39,29 +42,27 @@ def words_dtype(weights: np.ndarray) -> str | None:
 
 
 def expert_weights(
-    gate_up: np.ndarray, down: np.ndarray, gate_up_scale: np.ndarray | None = None, down_scale: np.ndarray | None = None,
-    gate_up_bias: np.ndarray | None = None, down_bias: np.ndarray | None = None,
-) -> Iterator[ExpertWeights]:
-    """The experts in turn, from arrays in the layouts of Experts (see experts.py)."""
-    dtype, I = words_dtype(gate_up), gate_up.shape[-1]
-    for e in range(len(gate_up)):
-        one = slice(e, e + 1)
-        if dtype is not None:
-            assert gate_up_scale is not None and down_scale is not None, "MX weights have scales"
-            both = from_mx_gate_up(gate_up[one], gate_up_scale[one], dtype)[0]
-            back = from_mx_down(down[one], down_scale[one], dtype, I)[0]
-            bias = None if gate_up_bias is None else from_gate_up_bias(gate_up_bias[one], I)[0].astype(np.float32)
-        else:
-            both, back = gate_up[e].astype(np.float32), down[e].astype(np.float32)
-            if gate_up_scale is not None:
-                both = both * gate_up_scale[e]
-            if down_scale is not None:
-                back = back * down_scale[e]
-            bias = None if gate_up_bias is None else gate_up_bias[e].astype(np.float32)
-        yield ExpertWeights(
-            both[:, 0], both[:, 1], back, None if bias is None else bias[0], None if bias is None else bias[1],
-            None if down_bias is None else down_bias[e].astype(np.float32),
-        )
+    e: int, *, gate_up: np.ndarray, down: np.ndarray, gate_up_scale: np.ndarray | None = None,
+    down_scale: np.ndarray | None = None, gate_up_bias: np.ndarray | None = None, down_bias: np.ndarray | None = None,
+) -> ExpertWeights:
+    """Expert e, from arrays in the layouts of Experts (see experts.py)."""
+    dtype, I, one = words_dtype(gate_up), gate_up.shape[-1], slice(e, e + 1)
+    if dtype is not None:
+        assert gate_up_scale is not None and down_scale is not None, "MX weights have scales"
+        both = from_mx_gate_up(gate_up[one], gate_up_scale[one], dtype)[0]
+        back = from_mx_down(down[one], down_scale[one], dtype, I)[0]
+        bias = None if gate_up_bias is None else from_gate_up_bias(gate_up_bias[one], I)[0].astype(np.float32)
+    else:
+        both, back = gate_up[e].astype(np.float32), down[e].astype(np.float32)
+        if gate_up_scale is not None:
+            both = both * gate_up_scale[e]
+        if down_scale is not None:
+            back = back * down_scale[e]
+        bias = None if gate_up_bias is None else gate_up_bias[e].astype(np.float32)
+    return ExpertWeights(
+        both[:, 0], both[:, 1], back, None if bias is None else bias[0], None if bias is None else bias[1],
+        None if down_bias is None else down_bias[e].astype(np.float32),
+    )
 
 
 def activation(kind: ActFnType, x: np.ndarray) -> np.ndarray:
@@ -102,19 +103,27 @@ def moe(
     x: np.ndarray, affinities: np.ndarray, selected: np.ndarray | None = None, *, activation_fn: ActFnType = ActFnType.SiLU,
     gate_clamp: Clamp = NO_CLAMP, up_clamp: Clamp = NO_CLAMP, **weights: Any,
 ) -> np.ndarray:
+    """moe_layer on arrays in the layouts of Experts; with MX weights the activations go through their quantisation too."""
+    return moe_layer(
+        x, affinities, partial(expert_weights, **weights), selected, is_mx=words_dtype(weights["gate_up"]) is not None,
+        activation_fn=activation_fn, gate_clamp=gate_clamp, up_clamp=up_clamp,
+    )
+
+
+def moe_layer(
+    x: np.ndarray, affinities: np.ndarray, expert: Callable[[int], ExpertWeights], selected: np.ndarray | None = None, *,
+    is_mx: bool = False, activation_fn: ActFnType = ActFnType.SiLU, gate_clamp: Clamp = NO_CLAMP, up_clamp: Clamp = NO_CLAMP,
+) -> np.ndarray:
     """out[t] = sum over e of A[t, e] * ((act(clamp(x Wg + bg)) * clamp(x Wu + bu)) Wd + bd), float32 [T, H].
 
-    x: [T, H]. affinities: [T, E]. selected: [T, E] booleans, the pairs that are computed; by default those with A != 0.
-    weights: arrays of expert_weights.
+    x: [T, H]. affinities: [T, E]. expert(e): the weights of expert e. selected: [T, E] booleans, the pairs that are
+    computed; by default those with A != 0. is_mx: hidden states and products are rounded as MX operands are.
     """
-    is_mx = words_dtype(weights["gate_up"]) is not None
     seen = mx_hidden(x) if is_mx else x.astype(np.float32)
     out = np.zeros(x.shape, np.float32)
     selected = affinities != 0 if selected is None else selected
-    for e, w in enumerate(expert_weights(**weights)):
-        tokens = np.flatnonzero(selected[:, e])
-        if not len(tokens):
-            continue
+    for e in np.flatnonzero(selected.any(axis=0)):
+        tokens, w = np.flatnonzero(selected[:, e]), expert(int(e))
         gate, up = seen[tokens] @ w.gate, seen[tokens] @ w.up
         if w.gate_bias is not None:
             gate, up = gate + w.gate_bias, up + w.up_bias
