@@ -18,7 +18,8 @@ from .experts import NO_CLAMP, Clamp
 from .mx import dequantize, from_gate_up_bias, from_mx_down, from_mx_gate_up, intermediate_index, quantize, swizzle
 
 __all__ = [
-    "ExpertWeights", "activation", "clamped", "expert_weights", "moe", "moe_layer", "mx_hidden", "mx_intermediate", "words_dtype",
+    "ExpertWeights", "activation", "clamped", "expert_weights", "moe", "moe_layer", "mx_hidden", "mx_intermediate",
+    "words_dtype",
 ]
 
 ACTIVATION_DTYPE = "float8_e4m3fn_x4"  # of what quantize_mx makes of hidden states and products
