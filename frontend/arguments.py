@@ -25,7 +25,9 @@ from .location import is_own
 from .operators import OpHandle
 from .tracer import author_error
 
-__all__ = ["Arguments", "as_array", "bind_arguments", "definition", "signature_of", "surroundings", "with_tensors"]
+__all__ = [
+    "Arguments", "as_array", "bind_arguments", "definition", "is_authors", "signature_of", "surroundings", "with_tensors",
+]
 
 
 def definition(function: Callable) -> Loc:
@@ -262,7 +264,7 @@ class Surroundings:
     def _visit(self, value: Any) -> None:
         """Note what a function reads."""
         function = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else value
-        if not isinstance(function, FunctionType) or not _is_authors(function.__code__.co_filename):
+        if not isinstance(function, FunctionType) or not is_authors(function.__code__.co_filename):
             return
         if function in self._visited:
             return
@@ -284,7 +286,7 @@ class Surroundings:
             return
         module = value.__module__ if isinstance(value, type) else value.__name__
         file = getattr(sys.modules.get(module, value), "__file__", None) or ""
-        if module in sys.stdlib_module_names or not _is_authors(file):
+        if module in sys.stdlib_module_names or not is_authors(file):
             return
         methods = [getattr(item, "__func__", item) for item in vars(value).values()] if isinstance(value, type) else []
         for method in methods:
@@ -301,7 +303,7 @@ surroundings = lru_cache(maxsize=256)(Surroundings)
 
 
 @cache
-def _is_authors(file: str) -> bool:
+def is_authors(file: str) -> bool:
     """Is a file the author's, rather than ours or of an installed package?"""
     paths = sysconfig.get_paths()
     return not is_own(file) and not file.startswith((paths["stdlib"], paths["purelib"], paths["platlib"]))

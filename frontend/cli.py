@@ -1,6 +1,6 @@
 """The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
 
-    opennki list | run | check | dump | opt | exec | demo | passes | isa        each has --help with examples
+    opennki list | run | check | gates | dump | opt | exec | demo | passes | isa        each has --help with examples
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ..kernels import LIBRARY
 from ..passes.check_initialised import needs_runtime_check
 from ..passes.pipeline import PASSES, run_passes
 from .cli_inputs import parse_settings, require_known
+from .cli_inspect import show_gates
 from .cli_kernels import Subject, find_subject, library_kernel, read_module
 from .cli_options import (
     PIPELINES,
@@ -95,6 +96,7 @@ def _about() -> None:
     opennki run tp_broadcast              run one, compare it with its golden reference
     opennki check my.py:kernel --set 'x=float32[128,512]'
     opennki dump my.py:kernel --set 'x=float32[128,512]' --stage bir
+    opennki gates my.py:kernel            what it asks of its arguments
     opennki COMMAND --help                examples of each command
 
     Results go to stdout, messages and errors to stderr. Exit status: 0 fine, 1 the kernel or text is at fault, 2 usage.
@@ -278,6 +280,9 @@ def dump(
     subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
     module = module_at(subject, chosen, Stage(stage.value))
     print(to_text(module, loc), end="")
+
+
+main.command("gates")(show_gates)
 
 
 # --- IR texts ----------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from .cli_inputs import require_known, value_of
 from .jit import Kernel, jit
 from .location import is_own
 
-__all__ = ["Subject", "author_line", "find_subject", "library_kernel", "quiet_python", "read_module"]
+__all__ = ["Subject", "author_line", "find_kernel", "find_subject", "library_kernel", "quiet_python", "read_module"]
 
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,6 +82,19 @@ def find_subject(spec: str, settings: Mapping[str, str], seed: int, at_scale: bo
     return _library_subject(library_kernel(spec), settings, seed, at_scale)
 
 
+def find_kernel(spec: str) -> Kernel:
+    """The kernel that `spec` names, without arguments. raises: KernelError as `find_subject` does."""
+    if ":" in spec or "/" in spec or spec.endswith(".py"):
+        path, name = _path_and_name(spec)
+        return _kernel_of(_load(path), path, name)
+    return library_kernel(spec).kernel
+
+
+def _path_and_name(spec: str) -> tuple[str, str]:
+    path, _, name = spec.rpartition(":") if ":" in spec else (spec, "", "")
+    return path, name
+
+
 # --- the library -------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +135,7 @@ def _library_subject(entry: LibraryKernel, settings: Mapping[str, str], seed: in
 
 
 def _file_subject(spec: str, settings: Mapping[str, str], seed: int, at_scale: bool) -> Subject:
-    path, _, name = spec.rpartition(":") if ":" in spec else (spec, "", "")
+    path, name = _path_and_name(spec)
     module = _load(path)
     kernel = _kernel_of(module, path, name)
     for entry in LIBRARY.values():

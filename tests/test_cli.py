@@ -178,6 +178,25 @@ def test_a_kernel_of_the_library_is_found_by_its_file_too():
     assert "equal to its golden reference" in fine("run", f"{file}:tp_broadcast")
 
 
+def test_gates_lists_what_the_kernel_and_its_functions_declare_and_runs_nothing(folder):
+    Path("two.py").write_text(
+        "import nki\n"
+        "@nki.gates(nki.Gate('n < 9', when='n', hint='fewer'), let={'n': 'x.shape[0]'})\n"
+        "def inner(x): nki.kernel_assert(x.shape[1] == 2, 'two columns')\n"
+        "@nki.jit\n"
+        "def outer(x): inner(x)\n"
+    )
+    text = fine("gates", "two.py:outer")
+    assert "inner, two.py:2:" in text and "n < 9  n     fewer  two.py:2" in text and "two columns  two.py:3" in text
+    (facts,) = json.loads(fine("gates", "two.py:inner", "--json"))
+    assert facts["function"] == "inner" and facts["let"] == {"n": "x.shape[0]"}
+    assert [gate["condition"] for gate in facts["gates"]] == ["n < 9"] and facts["gates"][0]["line"] == 2
+    assert facts["in_the_body"][0]["condition"] == "x.shape[1] == 2"
+    assert "declares no gates" in fine("gates", "my.py:add") and json.loads(fine("gates", "my.py:add", "--json")) == []
+    assert "src_offset is a column of src" in fine("gates", "tp_broadcast")
+    assert "did you mean tp_broadcast?" in at_fault("E708", "gates", "tp_brodcast")
+
+
 @pytest.mark.parametrize("stage", ["trace", "penguin", "bir"])
 def test_dump_prints_what_parses_back(folder, stage):
     module = parse(fine("dump", "my.py:add", *ADD, "--stage", stage))
