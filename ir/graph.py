@@ -1,12 +1,16 @@
 """The module graph: small frozen records that print like the docs (ir/printer.py) and parse back (ir/parser.py).
 
-    Module > Core (one program a core of the LNC group) > Instruction | Loop | Queue
+    Module > Core (one program a core of the LNC group) > Instruction | Loop | StaticLoop | Queue
 
 An operand is one of
     View    (stage trace):   a tensor and the chain of view steps the author wrote
     Access  (stage penguin): a tensor and where the elements are: partitions, offset, [step x count]...
     Memory  (stage bir):     a physical place: memory, partitions, byte address, dtype, pattern
     int or float:            an immediate, where the instruction table allows one
+
+In the body of a static loop an Affine (ir/affine.py) may stand in the place of these integers: first partition and offset
+of an access, legal indices of its dynamic address, immediates, attributes. The types do not say so: but for the text, the
+verifier and the two passes about static loops, programs are flat.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ __all__ = [
     "Semaphore",
     "Stage",
     "Statement",
+    "StaticLoop",
     "Step",
     "Tensor",
     "View",
@@ -180,8 +185,8 @@ class _Pattern:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        counts = tuple(count for _, count in self.pattern)
-        return counts if self.partitions is None else (self.partitions[1], *counts)
+        counts = [count for _, count in self.pattern]
+        return tuple(counts) if self.partitions is None else (self.partitions[1], *counts)
 
     @property
     def start_partition(self) -> int:
@@ -217,7 +222,7 @@ class _Pattern:
     @property
     def reach(self) -> tuple[int, int]:
         """First and past the last element that any legal index gives, counted from the operand's own offset."""
-        extent = 1 + sum(step * (count - 1) for step, count in self.place)
+        extent = 1 + sum([step * (count - 1) for step, count in self.place])
         if self.dynamic is None:
             return 0, extent
         return self.dynamic.first * self.dynamic.stride, (self.dynamic.bound - 1) * self.dynamic.stride + extent
@@ -321,6 +326,26 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class StaticLoop:
+    """A loop of the author's Python, which the machine never sees: `for k@12 in range(0, 16)` (stage penguin).
+
+    variable: what operands of the body call it; line: of the `for`. A variable called so around another one of that name has
+              #2 behind it, as tensors do.
+    values:   of the variable, at least one.
+    tensors:  created in the body: others in each trip.
+    loops:    iterations of the loops between the statement and the static loop around it. Those of the body count from here.
+    """
+
+    variable: str
+    line: int
+    values: range
+    body: tuple[Statement, ...]
+    tensors: tuple[Tensor, ...] = ()
+    loops: tuple[LoopTag, ...] = ()
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
 class Queue:
     """The instructions that one queue executes in order between two points where all queues meet (stage bir)."""
 
@@ -328,7 +353,7 @@ class Queue:
     body: tuple[Instruction, ...]
 
 
-Statement = Instruction | Loop | Queue
+Statement = Instruction | Loop | StaticLoop | Queue
 
 
 @dataclass(frozen=True)
@@ -377,12 +402,12 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Every statement in program order, loops before their bodies."""
     for statement in body:
         yield statement
-        if isinstance(statement, (Loop, Queue)):
+        if isinstance(statement, (Loop, StaticLoop, Queue)):
             yield from statements(statement.body)
 
 
 def instructions(body: tuple[Statement, ...]) -> Iterator[Instruction]:
-    """Every instruction, in program order (queue by queue in stage bir)."""
+    """Every instruction, in program order (queue by queue in stage bir); those of a static loop once."""
     return (statement for statement in statements(body) if isinstance(statement, Instruction))
 
 
@@ -390,5 +415,5 @@ def declared_tensors(core: Core) -> Iterator[Tensor]:
     """All tensors of a core, those of loop bodies included."""
     yield from core.tensors
     for statement in statements(core.body):
-        if isinstance(statement, Loop):
+        if isinstance(statement, (Loop, StaticLoop)):
             yield from statement.tensors

@@ -21,6 +21,7 @@ from lark import Lark, Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
 from .access_pattern import MAX_RANK, shown
+from .affine import Affine, Term, affines, replace_affines
 from .dtypes import DTYPES, as_dtype
 from .errors import KernelError, Loc
 from .graph import (
@@ -39,6 +40,7 @@ from .graph import (
     Semaphore,
     Stage,
     Statement,
+    StaticLoop,
     Step,
     Tensor,
     View,
@@ -60,6 +62,8 @@ _MEMORIES = {
 
 Node = Any  # a lark Tree; the kinds of its children follow from grammar.lark
 
+# Types of attributes in which a bare word is a loop variable.
+_INTEGERS = (int, tuple, "number", "numbers", "ints", "axes", "cores")
 _MAX_BITS = 62  # of an integer: beyond any memory, and NumPy can hold it
 _MAX_LOOPS = 32  # nested in one another: passes walk them by recursion
 
@@ -159,6 +163,7 @@ class _Builder:
     def __init__(self, file: str) -> None:
         self.file = file
         self.scope: dict[str, Tensor] = {}
+        self.variables: list[str] = []  # of the open static loops
         self.stage = Stage.TRACE
         self.depth = 0  # of open loops
 
@@ -353,14 +358,17 @@ class _Builder:
             return Queue(str(tree.children[0]), tuple(item for item in body if isinstance(item, Instruction)))
         return self.loop(tree)
 
-    def loop(self, tree: Node) -> Loop:
+    def loop(self, tree: Node) -> Loop | StaticLoop:
         self.depth += 1
         if self.depth > _MAX_LOOPS:
             raise KernelError(
                 "E603", "loops nested too deep", loc=self.loc(tree), limit=f"{_MAX_LOOPS} loops", actual=self.depth
             )
         outer = dict(self.scope)
-        if tree.data == "while_loop":
+        loop: Loop | StaticLoop
+        if tree.data == "static_loop":
+            loop = self.static_loop(tree)
+        elif tree.data == "while_loop":
             bound, tags, *children = tree.children
             tensors, body = self.body(children)
             loop = Loop("while", (self.operand(bound),), body, None, tensors, self.tags(tags), self.loc(tree))
@@ -373,6 +381,22 @@ class _Builder:
         self.scope = outer
         self.depth -= 1
         return loop
+
+    def static_loop(self, tree: Node) -> StaticLoop:
+        name, line, start, stop, step, tags, *children = tree.children
+        variable = str(name.children[0])
+        if variable in self.variables:
+            raise KernelError("E602", f"two loops over {variable}, one in the other", loc=self.loc(name), actual=variable,
+                              hint=f"call the outer one {variable}#2")  # fmt: skip
+        numbers = [self.integer(start), self.integer(stop), 1 if step is None else self.integer(step)]
+        values = range(*numbers) if numbers[2] else range(0)
+        if not values:
+            raise KernelError("E603", f"static loop over {variable} in range{tuple(numbers)}", loc=self.loc(name),
+                              limit="at least one trip")  # fmt: skip
+        self.variables.append(variable)
+        tensors, body = self.body(children)
+        self.variables.pop()
+        return StaticLoop(variable, self.integer(line), values, body, tensors, self.tags(tags), self.loc(tree))
 
     def tags(self, tree: Node) -> tuple[LoopTag, ...]:
         if tree is None:
@@ -429,7 +453,7 @@ class _Builder:
         ordered = {p.name: attrs[p.name] for p in row.attrs if p.name in attrs}
         labels = tuple(self.string(child) for child in after.children) if after is not None else ()
         operands = {p.name: operands[p.name] for p in row.operands if p.name in operands}
-        if row.canonical is not None:
+        if row.canonical is not None and not any(True for value in ordered.values() for _ in affines(value)):
             ordered = row.canonical(operands, ordered)
         return Instruction(
             row.name, operands, ordered, Engine[engine] if engine else None, label, self.tags(tags), labels, loc=loc
@@ -438,7 +462,13 @@ class _Builder:
     def attribute(self, tree: Node, attr: Attr, op: str, loc: Loc) -> Any:
         """The value of an attribute. A member of an enum may be called none, which is no None then."""
         is_member = tree.data == "name" and isinstance(attr.type, type) and issubclass(attr.type, Enum)
-        return attr.decode(str(tree.children[0]) if is_member else self.literal(tree), loc, op)
+        takes_integers = attr.type in _INTEGERS
+        value = str(tree.children[0]) if is_member else self.literal(tree, takes_integers)
+        if not any(affines(value)):
+            return attr.decode(value, loc, op)
+        # Some integer in the place of each tells whether the attribute takes them, and whether one stands for a tuple of one.
+        decoded = attr.decode(replace_affines(value, lambda affine: affine.constant) if takes_integers else value, loc, op)
+        return (value,) if isinstance(decoded, tuple) and isinstance(value, Affine) else value
 
     @staticmethod
     def default(attr: Attr, attrs: dict[str, Any], op: str, loc: Loc) -> None:
@@ -447,8 +477,8 @@ class _Builder:
         attrs[attr.name] = None if attr.required else attr.default
 
     def operand_value(self, tree: Node, op: str, key: str) -> Operand:
-        value = self.literal(tree)
-        if not isinstance(value, (View, Access, Memory, int, float)):
+        value = self.literal(tree, integers=True)
+        if not isinstance(value, (View, Access, Memory, int, float, Affine)):
             raise KernelError(
                 "E109",
                 f"{op} `{key}`: {shown(value)} is no operand",
@@ -456,11 +486,12 @@ class _Builder:
                 limit="a tensor or a number",
                 actual=shown(value),
             )
-        return value
+        return value  # type: ignore[return-value]  # an Affine stands for an int
 
     # --- operands and literals ------------------------------------------------------------------------------
 
-    def literal(self, tree: Node) -> Any:
+    def literal(self, tree: Node, integers: bool = False) -> Any:
+        """integers: a word is a loop variable, where there is one of that name."""
         kind = tree.data
         if kind == "number":
             token = tree.children[0]
@@ -472,12 +503,42 @@ class _Builder:
             return self.string(tree.children[0])
         if kind == "name":
             word = str(tree.children[0])
+            if integers and word in self.variables:
+                return Affine((Term(word),))
             return _WORDS[word] if word in _WORDS else DTYPES.get(word, Name(word))
+        if kind == "computed":
+            return self.affine(tree)
         if kind == "tuple":
-            return tuple(self.literal(child) for child in tree.children if child is not None)
+            return tuple(self.literal(child, integers) for child in tree.children if child is not None)
         if kind == "entries":
             return dict(self.entries(tree))
         return self.operand(tree)
+
+    def affine(self, tree: Node) -> Any:
+        """`k/4*2 + 8`: an int, or an Affine where loop variables take part."""
+        constant, terms, left = 0, [], [tree]
+        while left:
+            part = left.pop()
+            if isinstance(part, Token) and part.type != "NUMBERED":
+                constant += self.integer(part)
+            elif isinstance(part, Token) or part.data in ("variable", "scaled"):
+                terms.append(self.term(part))
+            else:
+                left += reversed(part.children)
+        return Affine(tuple(terms), constant) if terms else constant
+
+    def term(self, tree: Node) -> Term:
+        """`k`, `k*16` or `k/4*2`."""
+        name, *numbers = [tree] if isinstance(tree, Token) else tree.children
+        token = name if isinstance(name, Token) else name.children[0]
+        if token not in self.variables:
+            raise KernelError("E602", f"no static loop over {token} is open here", loc=self.loc(token), actual=str(token),
+                              limit=", ".join(self.variables) or "the variables of the static loops around")  # fmt: skip
+        coefficient = self.integer(numbers[-1]) if numbers and numbers[-1] is not None else 1
+        divisor = self.integer(numbers[0]) if len(numbers) == 2 else 1
+        if divisor == 0:
+            raise KernelError("E603", f"{token}/0", loc=self.loc(token), limit="a positive divisor")
+        return Term(str(token), coefficient, divisor)
 
     def find(self, token: Token) -> Tensor:
         name = self.name(token)
@@ -558,7 +619,7 @@ class _Builder:
             tensor,
             as_dtype(str(cast), self.loc(cast)) if cast else tensor.dtype,
             self.partitions(partitions),
-            self.integer(offset),
+            self.affine(offset),
             self.pattern(pattern),
             self.dynamic(dynamic),
         )
@@ -578,8 +639,12 @@ class _Builder:
     def partitions(self, tree: Node) -> tuple[int, int] | None:
         if tree is None:
             return None
-        start, end = (self.integer(child) for child in tree.children)
-        return start, end - start
+        start, end = (self.affine(child) for child in tree.children)
+        if not isinstance(start, Affine) and not isinstance(end, Affine):
+            return start, end - start
+        if getattr(start, "terms", ()) != getattr(end, "terms", ()):
+            raise KernelError("E603", f"partitions {start}:{end}", loc=self.loc(tree), limit="as many in each trip")
+        return start, end.constant - start.constant
 
     def pattern(self, tree: Node) -> tuple[tuple[int, int], ...]:
         if tree is None:
@@ -593,5 +658,5 @@ class _Builder:
         if kind not in ("scalar", "vector", "columns"):
             limit = "scalar, vector or columns"
             raise KernelError("E603", f"dynamic offset {kind}", loc=self.loc(kind), limit=limit, actual=str(kind))
-        numbers = (0 if token is None else self.integer(token) for token in (stride, bound, walk, first))
-        return Dynamic(str(kind), self.operand(index), *numbers)
+        distance = self.integer(walk) if walk is not None else 0
+        return Dynamic(str(kind), self.operand(index), self.integer(stride), self.affine(bound), distance, self.affine(first))

@@ -7,9 +7,11 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from .affine import Affine
 from .dtypes import Dtype
 from .errors import Loc
 from .graph import (
@@ -26,6 +28,7 @@ from .graph import (
     Operand,
     Queue,
     Statement,
+    StaticLoop,
     Step,
     Tensor,
     View,
@@ -101,7 +104,12 @@ def _body_lines(body: Iterable[Statement], indent: str, loc: bool) -> Iterator[s
             yield f"{indent}}}"
 
 
-def _loop_head(loop: Loop) -> str:
+def _loop_head(loop: Loop | StaticLoop) -> str:
+    if isinstance(loop, StaticLoop):
+        values = loop.values
+        stop = values.start + values.step * len(values)  # where the author's `stop` was is no part of the program
+        step = f", {values.step}" if values.step != 1 else ""
+        return f"for {loop.variable}@{loop.line} in range({values.start}, {stop}{step}){_tags(loop.loops)}"
     bounds = [value_text(bound) for bound in loop.bounds]
     if loop.kind == "while":
         return f"while {bounds[0]}{_tags(loop.loops)}"
@@ -194,14 +202,18 @@ def _pattern(pattern: tuple[tuple[int, int], ...]) -> str:
     return " ".join(f"[{step} x {count}]" for step, count in pattern)
 
 
+def _partitions(start: int, count: int) -> str:
+    end: Any = replace(start, constant=start.constant + count) if isinstance(start, Affine) else start + count
+    return f"{start}:{end}"
+
+
 def _access(access: Access) -> str:
     name = _name(access.tensor)
     if access.space is Space.REGISTER:
         return name
     partitions = ""
     if access.partitions is not None:
-        start, count = access.partitions
-        partitions = f"{start}:{start + count} | "
+        partitions = f"{_partitions(*access.partitions)} | "
     cast = f" as {access.dtype}" if access.dtype != access.tensor.dtype else ""
     return f"{name}{{{partitions}{access.offset} + {_pattern(access.pattern)}{_dynamic(access.dynamic)}}}{cast}"
 
@@ -212,8 +224,7 @@ def _memory(memory: Memory) -> str:
     if memory.space is Space.PSUM:
         place = f"bank {memory.byte // PSUM_BANK_BYTES} + 0x{memory.byte % PSUM_BANK_BYTES:03x}"
     if memory.partitions is not None:
-        start, count = memory.partitions
-        place = f"{start}:{start + count}, {place}"
+        place = f"{_partitions(*memory.partitions)}, {place}"
     if memory.space is Space.REGISTER:
         return f"{name}[{place}] {memory.dtype}"
     return f"{name}[{place}] {memory.dtype} {_pattern(memory.pattern)}{_dynamic(memory.dynamic)}"
@@ -233,7 +244,7 @@ def value_text(value: Any) -> str:
         return operand_to_text(value)
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, Dtype):
+    if isinstance(value, (Dtype, Affine)):
         return str(value)
     if value is None or isinstance(value, bool):
         return str(value).lower()

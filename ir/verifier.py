@@ -1,7 +1,8 @@
 """What holds at each stage. The runner calls `verify` after every pass, so each pass may count on legal input.
 
 trace:    operands are views; instructions satisfy the table.
-penguin:  operands are accesses: no view chain left, in bounds, at most MAX_FREE_DIMS pattern pairs; engines are legal.
+penguin:  operands are accesses: no view chain left, in bounds (in static loops: in each trip), at most MAX_FREE_DIMS
+          pattern pairs; engines are legal.
 bir:      operands are physical, inside their memories; every queue waits only for signals that are sent.
 """
 
@@ -24,6 +25,7 @@ from .graph import (
     Queue,
     Stage,
     Statement,
+    StaticLoop,
     Tensor,
     View,
     declared_tensors,
@@ -31,6 +33,7 @@ from .graph import (
     statements,
 )
 from .machine import Engine, Space, Target
+from .static_loops import check_static_loops, typical_statements
 from .table import INDEX_DTYPES, check_instruction, fail, lookup
 
 __all__ = ["MAX_FREE_DIMS", "QUEUES", "verify"]
@@ -49,10 +52,11 @@ def verify(module: Module) -> None:
     """Check every invariant of the module's stage. raises: KernelError at the first violation."""
     if not 1 <= len(module.cores) <= module.target.max_cores:
         raise KernelError("E603", f"{len(module.cores)} cores", limit=f"1 to {module.target.max_cores} on {module.target}")
+    check_static_loops(module)
     _unique_names(module)
     _check_tensors(module)
     for core in module.cores:
-        for statement in statements(core.body):
+        for statement in typical_statements(core.body):
             _check_statement(statement, module)
         if module.stage is Stage.BIR:
             _check_blocks(core.body, core)
@@ -88,7 +92,7 @@ def _check_order(body: tuple[Statement, ...], labels: set[str]) -> None:
     """What an instruction runs after stands before it, in the same body or in one around it."""
     labels = set(labels)
     for statement in body:
-        if isinstance(statement, Loop):
+        if isinstance(statement, (Loop, StaticLoop)):
             _check_order(statement.body, labels)
         elif isinstance(statement, Instruction):
             for label in statement.after:
@@ -236,10 +240,14 @@ def _unique_names(module: Module) -> None:
 def _check_statement(statement: Statement, module: Module) -> None:
     if isinstance(statement, Loop):
         _check_loop(statement, module)
-    elif isinstance(statement, Instruction):
+    elif isinstance(statement, Instruction) and getattr(statement, _LEGAL, None) != (module.stage, module.target):
         for name, operand in statement.operands.items():
             _check_operand(statement, name, operand, module)
         check_instruction(statement, module.target)
+        object.__setattr__(statement, _LEGAL, (module.stage, module.target))  # it never changes: once is enough
+
+
+_LEGAL = "_legal"  # beside the fields of an instruction, as table.check_instruction does
 
 
 def _check_loop(loop: Loop, module: Module) -> None:
@@ -428,6 +436,7 @@ def _check_blocks(body: tuple[Statement, ...], core: Core) -> None:
             block = []
             _check_blocks(statement.body, core)
         else:
+            assert isinstance(statement, Instruction)  # static loops are refused before
             raise KernelError(
                 "E603", f"{statement.op} outside a queue", loc=statement.loc, limit="queue NAME { ... } at stage bir"
             )
