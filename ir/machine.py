@@ -39,13 +39,11 @@ class Space(Enum):
     SHARED_HBM = "shared_hbm"
     REGISTER = "register"  # a sequencer's 32-bit registers
 
-    @property
-    def is_on_chip(self) -> bool:
-        return self in (Space.SBUF, Space.PSUM)
+    def __init__(self, value: str) -> None:
+        self.is_on_chip = value in ("sbuf", "psum")
+        self.is_hbm = value in ("private_hbm", "shared_hbm")
 
-    @property
-    def is_hbm(self) -> bool:
-        return self in (Space.HBM, Space.SHARED_HBM)
+    __hash__ = object.__hash__  # members are unique; Enum's own hashes the name, in Python
 
     def __str__(self) -> str:
         return self.value

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf, nan, prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -458,11 +458,24 @@ def fail(instr: Instruction, code: str, name: str, what: str, **details: Any) ->
 
 
 def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
-    """Check an instruction of any stage against its row; returns the solved dimensions.
+    """Check an instruction of any stage against its row; returns the solved dimensions, not to be changed.
+
+    What is found stays with the instruction, which never changes: to check the same object again is a look-up.
 
     raises: KernelError E101 (memory), E102 (limit), E103 (dtype), E104 (shape), E106 (engine), E108 (generation),
             E109 (operand missing, or a number where a tile belongs), or what the row's own checks raise.
     """
+    found: tuple[Target, dict[str, int]] | None = getattr(instr, _FOUND, None)
+    if found is None or found[0] is not target:
+        found = target, _checked(instr, target)
+        object.__setattr__(instr, _FOUND, found)
+    return found[1]
+
+
+_FOUND = "_found"  # beside the fields of an instruction, as the value of a cached property is
+
+
+def _checked(instr: Instruction, target: Target) -> dict[str, int]:
     row = lookup(instr.op, instr.loc)
     if target.version < row.since:
         raise KernelError(
@@ -473,11 +486,15 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
             actual=str(target),
             hint=f"set NEURON_PLATFORM_TARGET_OVERRIDE={row.since.name}",
         )
+    sized = []
     for param in row.operands:
-        _check_operand(instr, param, target)
-    _check_limits(instr, row, target)
-    dims = bind_dims(instr, row)
-    if instr.engine not in (None, Engine.unknown, *row.engines):
+        operand = instr.operands.get(param.name)
+        _check_operand(instr, param, operand, target)
+        if operand is not None and not isinstance(operand, (int, float)):
+            sized.append((param, _sizes(param, operand, instr.attrs)))
+    _check_limits(instr, row, sized, target)
+    dims = _bind_dims(instr, sized)
+    if instr.engine is not None and instr.engine is not Engine.unknown and instr.engine not in row.engines:
         allowed = ", ".join(map(str, row.engines))
         raise KernelError(
             "E106",
@@ -492,8 +509,7 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
     return dims
 
 
-def _check_operand(instr: Instruction, param: Param, target: Target) -> None:
-    operand = instr.operands.get(param.name)
+def _check_operand(instr: Instruction, param: Param, operand: Operand | None, target: Target) -> None:
     if operand is None:
         if not param.optional:
             raise KernelError("E109", f"{instr.op} `{param.name}`: missing", loc=instr.loc, limit="a tensor")
@@ -605,30 +621,29 @@ def start_partition(operand: Operand) -> int:
     return operand.start_partition + base
 
 
-def _check_limits(instr: Instruction, row: Row, target: Target) -> None:
+_Sized = tuple[Param, list[tuple[str, int, int]]]  # see _sizes
+
+
+def _check_limits(instr: Instruction, row: Row, sized: list[_Sized], target: Target) -> None:
     """No dimension is larger than the row allows: inputs first, since they are what the author tiles."""
-    for param in sorted(row.operands, key=lambda param: param.writes):
-        operand = instr.operands.get(param.name)
-        if operand is None or isinstance(operand, (int, float)):
-            continue
-        for dim, size in _sizes(param, operand, instr.attrs):
-            factor, name = _factor(dim)
-            bound = row.limit(name, target.version)
-            if bound is not None and size > factor * bound:
-                raise fail(
-                    instr,
-                    "E102",
-                    param.name,
-                    f"dim {name} is {size // factor}, limit is {bound}",
-                    limit=f"{name} <= {bound}",
-                    actual=size // factor,
-                    hint=f"tile {name} by {bound}",
-                )
-
-
-def _factor(dim: str) -> tuple[int, str]:
-    """`2M` as 2 and `M`."""
-    return (int(dim[0]), dim[1:]) if dim[0].isdigit() and not dim.isdigit() else (1, dim)
+    if not row.limits:
+        return
+    for writes in (False, True):
+        for param, sizes in sized:
+            if param.writes is not writes:
+                continue
+            for name, factor, size in sizes:
+                bound = row.limit(name, target.version)
+                if bound is not None and size > factor * bound:
+                    raise fail(
+                        instr,
+                        "E102",
+                        param.name,
+                        f"dim {name} is {size // factor}, limit is {bound}",
+                        limit=f"{name} <= {bound}",
+                        actual=size // factor,
+                        hint=f"tile {name} by {bound}",
+                    )
 
 
 INDEX_DTYPES = frozenset({"int16", "uint16", "int32", "uint32"})  # of an indirect view; unpublished
@@ -701,26 +716,22 @@ def _check_index_place(instr: Instruction, param: Param, operand: Any) -> None:
         )
 
 
-def bind_dims(instr: Instruction, row: Row) -> dict[str, int]:
+def _bind_dims(instr: Instruction, sized: list[_Sized]) -> dict[str, int]:
     """Solve the named dimensions over the operands. raises: KernelError E104 where two operands disagree."""
     dims: dict[str, int] = {}
     owner: dict[str, str] = {}
-    for param in row.operands:
-        operand = instr.operands.get(param.name)
-        if operand is None or isinstance(operand, (int, float)):
-            continue
-        for dim, size in _sizes(param, operand, instr.attrs):
-            factor, dim = _factor(dim)
-            if size % factor:
+    for param, sizes in sized:
+        for dim, factor, elements in sizes:
+            size, rest = divmod(elements, factor)
+            if rest:
                 raise fail(
                     instr,
                     "E104",
                     param.name,
-                    f"{size} elements a partition",
+                    f"{elements} elements a partition",
                     limit=f"a multiple of {factor}",
-                    actual=size,
+                    actual=elements,
                 )
-            size //= factor
             if dim.isdigit():
                 if size != int(dim):
                     raise fail(
@@ -752,13 +763,22 @@ def _dim_text(param: Param, dim: str) -> str:
     return "partitions" if param.dims.split()[0] == dim else "elements a partition"
 
 
-def _sizes(param: Param, operand: Any, attrs: Mapping[str, Any]) -> list[tuple[str, int]]:
-    names = param.dims_for(attrs).split()
+def _sizes(param: Param, operand: Any, attrs: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """(name, factor, elements) of each named dimension of an operand: `2M` is M, 2, and twice as many elements as M has."""
+    names = _names(param.dims_for(attrs))
     if not names:
         return []
     shape = operand.shape
     sizes = (shape[0], prod(shape[1:])) if operand.space.is_on_chip else (prod(shape),)
-    return [(name, size) for name, size in zip(names, sizes, strict=False) if name != "*"]
+    return [(name, factor, size) for (name, factor), size in zip(names, sizes, strict=False) if name != "*"]
+
+
+@cache
+def _names(dims: str) -> tuple[tuple[str, int], ...]:
+    """(name, factor) of each word: `2M` is M and 2, `1` is itself."""
+    return tuple(
+        (word[1:], int(word[0])) if word[0].isdigit() and not word.isdigit() else (word, 1) for word in dims.split()
+    )
 
 
 def check_alu(instr: Instruction, target: Target, *names: str, kinds: tuple[OpKind, ...] = ()) -> None:
