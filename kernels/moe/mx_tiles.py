@@ -50,39 +50,40 @@ def padded_rows(tile: Tile) -> int:
     Gate("H % 512 == 0", hint="words hold four quarters of H and fill 128 partitions: pad H with zeros"),
     let={"H": "hidden.shape[-1] * (1 if len(hidden.shape) == 2 else 128)"},
 )
-def quantize_hidden(hidden: nl.tensor) -> tuple[nl.tensor, nl.tensor]:
+def quantize_hidden(hidden: nl.tensor, multiple: int = 1) -> tuple[nl.tensor, nl.tensor]:
     """MX words [128, nHW, T] float8_e4m3fn_x4 and scales [128, nHW, T] uint8 of bfloat16 or float16 hidden states.
 
-    hidden: [T, H] in HBM; or [128, T, H / 128] in SBUF with h = c * 128 + p (tp201).
+    hidden:   [T, H] in HBM; or [128, T, H / 128] in SBUF with h = c * 128 + p (tp201).
+    multiple: T of the results is rounded up to it, with tokens of zeros.
     """
-    values = _lanes_from_hbm(hidden) if nl.is_hbm(hidden.buffer) else _lanes_from_tile(hidden)
-    shape = values.shape[:3]
+    is_hbm = nl.is_hbm(hidden.buffer)
+    T, H = hidden.shape if is_hbm else (hidden.shape[1], PARTITIONS * hidden.shape[2])
+    shape = (PARTITIONS, H // I_TILE, -(-T // multiple) * multiple)
+    values = nl.ndarray((*shape, LANES), dtype=hidden.dtype, buffer=nl.sbuf)
+    if shape[2] > T:
+        nisa.memset(values[:, :, T:], value=0)
+    (_lanes_from_hbm if is_hbm else _lanes_from_tile)(hidden, values[:, :, 0:T])
     words = nl.ndarray(shape, dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
     scales = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.quantize_mx(dst=words, src=values, dst_scale=scales)
     return words, scales
 
 
-def _lanes_from_tile(hidden):
-    """[128, nHW, T, 4]: lane q of word [p, j, t] is column q * nHW + j of token t."""
-    _, T, columns = hidden.shape
-    lanes = nl.ndarray((PARTITIONS, columns // LANES, T, LANES), dtype=hidden.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=lanes, src=hidden.reshape_dim(2, (LANES, columns // LANES)).permute((0, 3, 1, 2)))
-    return lanes
+def _lanes_from_tile(hidden, lanes):
+    """lanes [128, nHW, T, 4]: lane q of word [p, j, t] is column q * nHW + j of token t."""
+    nisa.tensor_copy(dst=lanes, src=hidden.reshape_dim(2, (LANES, hidden.shape[2] // LANES)).permute((0, 3, 1, 2)))
 
 
-def _lanes_from_hbm(hidden):
+def _lanes_from_hbm(hidden, lanes):
     """The same from rows. A quarter of a token is a row of H / 4; 32 tokens fill the partitions, and transposing 128
     columns of them makes (token, lane) the free dimension."""
     T, H = hidden.shape
     nHW = H // I_TILE
-    lanes = nl.ndarray((PARTITIONS, nHW, T, LANES), dtype=hidden.dtype, buffer=nl.sbuf)
     quarters = hidden.reshape((T * LANES, nHW, PARTITIONS))
     for tile in tiles(T, TOKEN_TILE):
         rows = nl.ndarray((tile.size * LANES, nHW, PARTITIONS), dtype=hidden.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=rows, src=quarters[tile.start * LANES : tile.stop * LANES])
         transpose_quarters(rows, lanes[:, :, tile.span])
-    return lanes
 
 
 def transpose_quarters(rows: nl.tensor, lanes: nl.tensor) -> None:
