@@ -26,6 +26,7 @@ from ..ir.table import lookup
 from ..kernels import LIBRARY
 from ..passes.check_initialised import needs_runtime_check
 from ..passes.pipeline import PASSES, run_passes
+from .cli_demo import show_kernels
 from .cli_inputs import parse_settings, require_known
 from .cli_inspect import show_gates
 from .cli_kernels import Subject, find_subject, library_kernel, read_module
@@ -49,7 +50,7 @@ from .cli_options import (
     complete_kernel,
 )
 from .cli_report import as_json, describe, facts_of, message, print_facts, print_table, print_values, summary
-from .cli_run import Outcome, compile_subject, kernel_for, module_at, note_default_target, run_module, run_subject
+from .cli_run import compile_subject, kernel_for, module_at, note_default_target, print_comparisons, run_module, run_subject
 from .jit import Kernel
 
 __all__ = ["main"]
@@ -127,7 +128,7 @@ def demo(
     target: TargetOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Run the library at its documented scale and compare each kernel with its golden reference.
+    """Run the library at its documented scales and compare each kernel with its golden reference.
 
     Ends with exit status 1 if any differs. `make run` is this command.
 
@@ -135,44 +136,12 @@ def demo(
     opennki demo
     opennki demo tp_broadcast --seed 7
     """
-    wrong: list[str] = []
-    is_noted = False
     entries = [library_kernel(name) for name in kernels] if kernels else list(LIBRARY.values())
-    for entry in entries:
-        print(f"{entry.name}: {entry.summary}", flush=True)
-        try:
-            subject = find_subject(entry.name, {}, seed, at_scale=True)
-            is_noted = is_noted or note_default_target(_name_of(target), subject)
-            outcome = run_subject(subject, kernel_for(subject, _name_of(target), None))
-        except KernelError as error:
-            message(error)
-            wrong.append(entry.name)
-            print("  did not run")
-            continue
-        _print_demo(subject, outcome)
-        if outcome.equal is False:
-            wrong.append(entry.name)
+    wrong = show_kernels(entries, _name_of(target), seed)
     verdict = f"{len(wrong)} at fault: {', '.join(wrong)}" if wrong else "all equal to their golden references"
     print(f"{len(entries)} kernels, {verdict}")
     if wrong:
         raise typer.Exit(1)
-
-
-def _print_demo(subject: Subject, outcome: Outcome) -> None:
-    facts = outcome.facts
-    print(f"  sizes: {', '.join(f'{name}={describe(value)}' for name, value in (subject.sizes or {}).items()) or 'fixed'}")
-    print(f"  {outcome.kernel.target}, cores {outcome.kernel.cores}; {sum(facts['instructions']['bir'])} instructions, "
-          f"sbuf {max(use['sbuf_bytes'] for use in facts['memory'])} bytes a partition; "
-          f"compiled in {outcome.compile_seconds:.2f} s, ran in {outcome.run_seconds:.3f} s")
-    _print_comparisons(subject, outcome, "  ")
-
-
-def _print_comparisons(subject: Subject, outcome: Outcome, indent: str = "") -> None:
-    for c in outcome.comparisons:
-        verdict = "equal to its golden reference" if c.equal else "DIFFERS from its golden reference"
-        allowed = f"allowed {c.allowed:.3g}" if c.allowed else "every bit" if c.equal else "allowed 0"
-        why = f" ({subject.why})" if subject.why else ""
-        print(f"{indent}{c.name}: {verdict}: max error {c.max_error:.3g}, {allowed}{why}{f'; {c.note}' if c.note else ''}")
 
 
 # --- one kernel --------------------------------------------------------------------------------------------------
@@ -208,7 +177,7 @@ def run(
         print_facts(facts)
         print(f"time: compiled in {outcome.compile_seconds:.3f} s, ran in {outcome.run_seconds:.4f} s")
         print_values(facts["results"])
-        _print_comparisons(subject, outcome)
+        print_comparisons(outcome.comparisons, subject.why)
     if outcome.equal is None:
         message(f"note: no golden reference; a function {subject.name}_golden in the same file would be one")
     if outcome.equal is False:

@@ -29,7 +29,9 @@ from .cli_inputs import require_known, value_of
 from .jit import Kernel, jit
 from .location import is_own
 
-__all__ = ["Subject", "author_line", "find_kernel", "find_subject", "library_kernel", "quiet_python", "read_module"]
+__all__ = [
+    "Subject", "author_line", "find_kernel", "find_subject", "library_kernel", "library_subject", "quiet_python", "read_module",
+]
 
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
@@ -114,21 +116,28 @@ def _library_subject(entry: LibraryKernel, settings: Mapping[str, str], seed: in
     example = {name: p for name, p in inspect.signature(entry.example).parameters.items() if name != "seed"}
     arguments = inspect.signature(entry.kernel).parameters
     require_known(settings, [*example, *(name for name in arguments if name not in example)], entry.name)
-    sizes: dict[str, Any] = dict(entry.scale) if at_scale else {}
     values = {
         name: value_of(text, name, seed, (example | arguments)[name].default) for name, text in settings.items()
     }
-    sizes |= {name: value for name, value in values.items() if name in example}
-    given = {name: value for name, value in values.items() if name not in example}
+    chosen = {name: value for name, value in values.items() if name in example}
+    return library_subject(entry, {**(entry.scale_of(**chosen) if at_scale else {}), **chosen}, seed,
+                           {name: value for name, value in values.items() if name not in example})
+
+
+def library_subject(
+    entry: LibraryKernel, sizes: Mapping[str, Any], seed: int, given: Mapping[str, Any] | None = None
+) -> Subject:
+    """The example of these sizes. given: arguments in place of the example's. raises: KernelError E701."""
     with quiet_python():
         try:
-            filled = {**entry.example(seed=seed, **sizes), **given}
+            filled = {**entry.example(seed=seed, **sizes), **(given or {})}
         except (TypeError, ValueError, AssertionError, ArithmeticError, LookupError, MemoryError) as error:
             raise KernelError("E701", f"{entry.name} has no example of these sizes: {type(error).__name__}: {error}",
-                              actual=sizes, limit=", ".join(f"{n}={p.default}" for n, p in example.items()),
+                              actual=sizes, limit=", ".join(f"{n}={value}" for n, value in entry.sizes().items()),
                               hint="start from the defaults, and change one size at a time") from error
     shown = entry.sizes(**sizes)
-    return Subject(entry.kernel, filled, entry.cores, entry.golden, entry.rtol, entry.why, shown, entry.target(shown))
+    rtol = entry.tolerance(**sizes)
+    return Subject(entry.kernel, filled, entry.cores, entry.golden, rtol, entry.why, shown, entry.target(shown))
 
 
 # --- a Python file -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from .target import DEFAULT_TARGET
 
 __all__ = [
     "Comparison", "Outcome", "compare", "compile_subject", "kernel_for", "lower_to_bir", "module_at", "note_default_target",
-    "run_module", "run_subject",
+    "print_comparisons", "run_module", "run_subject",
 ]
 
 # Allowed |error| as a part of the largest golden value, by bytes of a float, where nobody says: a few roundings of each.
@@ -217,3 +217,12 @@ def compare(name: str, actual: np.ndarray, golden: np.ndarray, rtol: float | Non
     if rtol == 0 and actual.dtype == golden.dtype and actual.tobytes() != golden.tobytes():
         return Comparison(name, False, max_error, allowed, "equal values in different bits: signs of zero, or NaNs")
     return Comparison(name, True, max_error, allowed)
+
+
+def print_comparisons(comparisons: Iterable[Comparison], why: str, indent: str = "") -> None:
+    """One line each: equal or not, the error, what is allowed and why."""
+    for c in comparisons:
+        verdict = "equal to its golden reference" if c.equal else "DIFFERS from its golden reference"
+        allowed = f"allowed {c.allowed:.3g}" if c.allowed else "every bit" if c.equal else "allowed 0"
+        reason = f" ({why})" if why else ""
+        print(f"{indent}{c.name}: {verdict}: max error {c.max_error:.3g}, {allowed}{reason}{f'; {c.note}' if c.note else ''}")

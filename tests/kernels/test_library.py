@@ -24,7 +24,7 @@ def test_entry_is_complete(name):
     assert isinstance(entry, LibraryKernel) and entry.name == name
     assert getattr(kernels, name) is entry.kernel and name in kernels.__all__
     assert entry.summary.endswith(".") or len(entry.summary) > 20
-    assert entry.why and entry.rtol >= 0
+    assert entry.why and entry.tolerance() >= 0
     for part in ("returns:", "gates:", "engines:"):
         assert part in entry.kernel.__doc__, part
 
