@@ -69,7 +69,7 @@ def mx_experts(
         E_, p, *rest = shapes[name]
         middle = int(127 + np.round(np.log2(fan_in**-0.5 / std)))
         found[f"{name}_scale"] = random.integers(middle - 1, middle + 1, (E_, -(-p // GROUP_ROWS), *rest), np.uint8)
-    absent = (index < 0).all(axis=-1)
+    absent = np.all(index < 0, axis=-1)
     found["down"][:, absent] = 0
     found["down_scale"][:, absent[::GROUP_ROWS]] = 0
     if biases:

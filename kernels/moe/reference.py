@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .enums import ActFnType
+from .enums import ActFnType, RouterActFnType
 from .experts import NO_CLAMP, Clamp
 from .mx import dequantize, from_gate_up_bias, from_mx_down, from_mx_gate_up, intermediate_index, quantize, swizzle
 
 __all__ = [
     "ExpertWeights", "activation", "clamped", "expert_weights", "moe", "moe_layer", "mx_hidden", "mx_intermediate",
-    "words_dtype",
+    "route", "words_dtype",
 ]
 
 ACTIVATION_DTYPE = "float8_e4m3fn_x4"  # of what quantize_mx makes of hidden states and products
@@ -134,3 +134,29 @@ def moe_layer(
             result = result + w.down_bias
         out[tokens] += affinities[tokens, e, None].astype(np.float32) * result
     return out
+
+
+def route(
+    logits: np.ndarray, act_fn: RouterActFnType, k: int, pre_norm: bool, norm_topk: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k chosen experts of each token, uint32 [T, k] from best to worst, and the affinities, float32 [T, E].
+
+    pre_norm: activation of all logits, then top-k of the activations; with norm_topk the chosen ones are divided by their
+    sum, else affinities are dense: those of all experts. Otherwise top-k of the logits, then the activation of the chosen ones.
+    Of equal values the first expert is the better one.
+    """
+    def act(x: np.ndarray) -> np.ndarray:
+        if act_fn is RouterActFnType.SIGMOID:
+            return 1 / (1 + np.exp(-x))
+        exps = np.exp(x - x.max(axis=-1, keepdims=True))
+        return exps / exps.sum(axis=-1, keepdims=True)
+
+    values = act(logits) if pre_norm else logits
+    index = np.argsort(-values, axis=-1, kind="stable")[:, :k]
+    if pre_norm and not norm_topk:
+        return index.astype(np.uint32), values
+    chosen = np.take_along_axis(values, index, axis=-1)
+    chosen = chosen / chosen.sum(axis=-1, keepdims=True) if pre_norm else act(chosen)
+    affinities = np.zeros_like(logits)
+    np.put_along_axis(affinities, index, chosen, axis=-1)
+    return index.astype(np.uint32), affinities
