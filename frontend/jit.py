@@ -20,6 +20,7 @@ import numpy as np
 from .. import passes
 from ..backend import border, executor, plan
 from ..backend.probe import Probe
+from ..ir.collector import paused_collector
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.machine import Target
@@ -252,12 +253,13 @@ class Kernel:
         key = (arguments.signature, surroundings(self.function).signature(), *state)
         if arguments.signature is not None and key in self._cache:
             return self._cache[key]
-        module, structure = self._traced(arguments)
-        modules = {Stage.TRACE: module}
-        modules[Stage.PENGUIN] = run_passes(module, to_penguin())
-        modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
-        probe = None if keeps_float32() else probe_for(modules[Stage.PENGUIN])
-        compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
+        with paused_collector():
+            module, structure = self._traced(arguments)
+            modules = {Stage.TRACE: module}
+            modules[Stage.PENGUIN] = run_passes(module, to_penguin())
+            modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
+            probe = None if keeps_float32() else probe_for(modules[Stage.PENGUIN])
+            compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
         if arguments.signature is not None:
             self._cache[key] = compiled
         return compiled

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
 
+from ..ir.collector import paused_collector
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
 from ..ir.verifier import verify
@@ -64,6 +65,7 @@ def register_pass(name: str, *stages: Stage) -> Callable[[Pass], Pass]:
     return register
 
 
+@paused_collector()
 def run_passes(module: Module, names: Iterable[str], observe: Callable[[str, Module], None] | None = None) -> Module:
     """Run passes by name, verifying the module and what each makes of it. observe(name, module) sees every intermediate module.
 
