@@ -13,6 +13,7 @@ from .frontend import collectives, isa, language, typing
 from .frontend.aliases import install_aliases
 from .frontend.gates import Gate, gates, kernel_assert
 from .frontend.jit import Kernel, jit, simulate
+from .frontend.residency import residency
 from .ir.dtypes import Dtype as dtype
 from .ir.errors import KernelError
 
@@ -34,6 +35,7 @@ __all__ = [
     "jit",
     "kernel_assert",
     "language",
+    "residency",
     "simulate",
     "typing",
 ]

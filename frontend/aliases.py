@@ -17,6 +17,7 @@ from ..ir.errors import KernelError
 from . import collectives, isa, language, typing
 from .gates import Gate, gates, kernel_assert
 from .jit import Kernel, jit, simulate
+from .residency import residency
 
 __all__ = ["install_aliases"]
 
@@ -54,8 +55,8 @@ def install_aliases() -> None:
     vars(isa)["constants"] = constants
     public = {
         "Gate": Gate, "Kernel": Kernel, "KernelError": KernelError, "collectives": collectives, "dtype": Dtype,
-        "gates": gates, "isa": isa, "jit": jit, "kernel_assert": kernel_assert, "language": language, "simulate": simulate,
-        "typing": typing, "__opennki__": True, "__path__": [], "__getattr__": _gone_name,
+        "gates": gates, "isa": isa, "jit": jit, "kernel_assert": kernel_assert, "language": language, "residency": residency,
+        "simulate": simulate, "typing": typing, "__opennki__": True, "__path__": [], "__getattr__": _gone_name,
     }
     old = _module(_OLD_ROOT, {"typing": typing, "__path__": [], "__getattr__": _old_name})
     sys.modules.update({

@@ -14,6 +14,7 @@ from ..ir.machine import Space, Target
 from .arguments import Arguments, definition, signature_of, with_tensors
 from .gates import evaluate
 from .location import is_own
+from .residency import declared_residency
 from .tensor import as_operand, new_view
 from .tracer import Schedule, Tracer, tracing
 
@@ -84,7 +85,15 @@ def _trace(
         )
     name = re.sub(r"\W", "_", function.__name__)  # a lambda's name is no name of the IR
     module = Module(
-        name, Stage.TRACE, target, tuple(params.values()), tuple(shared.values()), tuple(programs), views[0], tuple(gates)
+        name,
+        Stage.TRACE,
+        target,
+        tuple(params.values()),
+        tuple(shared.values()),
+        tuple(programs),
+        views[0],
+        tuple(gates),
+        declared_residency(function, arguments),
     )
     return module, results[0]
 

@@ -42,6 +42,7 @@ __all__ = [
     "Module",
     "Operand",
     "Queue",
+    "Residency",
     "Semaphore",
     "Stage",
     "Statement",
@@ -381,11 +382,24 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Residency:
+    """What a kernel may do in HBM beside reading its arguments and writing its results, see passes/check_residency.py.
+
+    read_once:   names of params of which a core reads no byte twice, and which nothing writes.
+    handed_over: names of tensors that the kernel may write to HBM and read again.
+    """
+
+    read_once: tuple[str, ...] = ()
+    handed_over: tuple[str, ...] = ()
+    loc: Loc | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
 class Module:
     """A kernel at one stage.
 
     params:  the caller's tensors, in HBM. shared: shared HBM tensors and constants, one buffer for all cores.
-    results: what the kernel returns: views of shared tensors or params.
+    results: what the kernel returns: views of shared tensors or params. residency: None where nothing is declared.
     """
 
     name: str
@@ -396,6 +410,7 @@ class Module:
     cores: tuple[Core, ...]
     results: tuple[View, ...] = ()
     gates: tuple[Gate, ...] = ()
+    residency: Residency | None = None
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:

@@ -37,6 +37,7 @@ from .graph import (
     Module,
     Operand,
     Queue,
+    Residency,
     Semaphore,
     Stage,
     Statement,
@@ -144,8 +145,9 @@ def canonical_step(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """A view step with its arguments in order and trailing defaults dropped, so that equal steps compare equal."""
     if name == "index":
         return Step(name, args)
-    parameters = list(inspect.signature(STEPS[name]).parameters.values())[1:]
-    bound = inspect.signature(STEPS[name]).bind(None, *args, **kwargs)
+    signature = _signature(name)
+    parameters = list(signature.parameters.values())[1:]
+    bound = signature.bind(None, *args, **kwargs)
     values = [bound.arguments.get(p.name, p.default) for p in parameters]
     values = [None if value == {} else value for value in values]
     while (
@@ -155,6 +157,11 @@ def canonical_step(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     ):
         values.pop()
     return Step(name, tuple(values))
+
+
+@cache
+def _signature(step: str) -> inspect.Signature:
+    return inspect.signature(STEPS[step])
 
 
 class _Builder:
@@ -191,6 +198,7 @@ class _Builder:
         gates: list[Gate] = []
         cores: list[Core] = []
         results: tuple[View, ...] | None = None
+        residency: Residency | None = None
         for item in items:
             if item.data == "param":
                 params.append(self.declare(item.children[0]))
@@ -200,6 +208,10 @@ class _Builder:
                 shared.append(self.constant(item))
             elif item.data == "gate":
                 gates.append(self.gate(item))
+            elif item.data == "residency":
+                if residency is not None:
+                    raise KernelError("E603", "a second residency", loc=self.loc(item), limit="one residency")
+                residency = self.residency(item)
             elif item.data == "core":
                 cores.append(self.core(item))
             elif results is not None:
@@ -223,6 +235,7 @@ class _Builder:
             tuple(cores),
             results or (),
             tuple(gates),
+            residency,
         )
 
     def declare(self, tree: Node) -> Tensor:
@@ -290,6 +303,10 @@ class _Builder:
         pairs = tuple(self.entries(values)) if values is not None else ()
         reason, whose = self.string(hint) if hint else "", self.word(function) if function else ""
         return Gate(self.string(text), verdict == "holds", pairs, reason, whose, self.loc(text))
+
+    def residency(self, tree: Node) -> Residency:
+        named = [tuple(map(self.name, names.children)) if names else () for names in tree.children]
+        return Residency(*named, self.loc(tree))
 
     def entries(self, tree: Node) -> list[tuple[str, Any]]:
         pairs = [entry.children for entry in tree.children]

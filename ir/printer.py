@@ -27,6 +27,7 @@ from .graph import (
     Module,
     Operand,
     Queue,
+    Residency,
     Statement,
     StaticLoop,
     Step,
@@ -73,6 +74,8 @@ def _module_lines(module: Module, loc: bool) -> Iterator[str]:
         else:
             yield f'  constant {_tensor(tensor)} = "{base64.b64encode(zlib.compress(tensor.data, 9)).decode()}"'
     yield from (f"  {_gate(gate)}{_loc(gate.loc, loc)}" for gate in module.gates)
+    if module.residency is not None:
+        yield f"  {_residency(module.residency)}{_loc(module.residency.loc, loc)}"
     for core in module.cores:
         yield from _core_lines(core, loc)
     if module.results:
@@ -141,6 +144,12 @@ def _gate(gate: Gate) -> str:
     hint = f" hint {json.dumps(gate.hint)}" if gate.hint else ""
     function = f" of {_bare_or_quoted(gate.function, _WORD)}" if gate.function else ""
     return f"gate {json.dumps(gate.text)}{function} {'holds' if gate.holds else 'fails'}{values}{hint}"
+
+
+def _residency(residency: Residency) -> str:
+    named = (("read_once", residency.read_once), ("handed_over", residency.handed_over))
+    lists = (f" {word} {', '.join(f'%{_bare_or_quoted(name, _TENSOR)}' for name in names)}" for word, names in named if names)
+    return f"residency{''.join(lists)}"
 
 
 def _entries(pairs: Iterable[tuple[str, Any]]) -> str:
