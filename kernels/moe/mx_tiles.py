@@ -14,7 +14,10 @@ from ... import language as nl
 from .experts import as_words
 from .tokens import PARTITIONS, Tile, tiles
 
-__all__ = ["I_TILE", "LANES", "Projection", "intermediate_tiles", "load_down", "load_gate_up", "padded_rows", "quantize_hidden"]
+__all__ = [
+    "I_TILE", "LANES", "QUADRANT", "Projection", "load_down", "load_gate_up", "padded_rows", "quantize_hidden",
+    "transpose_quarters",
+]
 
 LANES = 4  # values of a word
 I_TILE = 512  # intermediate elements that fill the partitions' lanes
@@ -32,14 +35,9 @@ class Projection(NamedTuple):
     bias: nl.tensor | None
 
 
-def intermediate_tiles(columns: Tile) -> list[Tile]:
-    """The tiles of I in `columns`, which start at one. Lane q of row p of a tile of width w is element q * w / 4 + p."""
-    return list(tiles(columns.size, I_TILE, columns.start))
-
-
-def padded_rows(tile: Tile) -> int:
-    """Partitions of a tile of I in a matmul: a fourth of its width, up to whole quadrants."""
-    return -(-tile.size // (LANES * QUADRANT)) * QUADRANT
+def padded_rows(width: int) -> int:
+    """Partitions of a tile of I of this width in a matmul: a fourth of it, up to whole quadrants."""
+    return -(-width // (LANES * QUADRANT)) * QUADRANT
 
 
 # --- hidden states -------------------------------------------------------------------------------------------------
