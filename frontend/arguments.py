@@ -227,6 +227,8 @@ class _OutsideReader(_Reader):
     def plain(self, value: Any) -> Any:
         if isinstance(value, FunctionType):  # Surroundings looks into it
             return value
+        if isinstance(value, MethodType):  # a class method is bound anew at each look-up
+            return value.__func__, _Identity(value.__self__)
         key = super().plain(value)
         return _Identity(value) if key is None else key
 

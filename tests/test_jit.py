@@ -348,6 +348,16 @@ def test_what_else_a_kernel_reads_is_part_of_its_signature(monkeypatch):
     assert after(nki.jit(lambda x: with_default(x)), partial(with_default.__defaults__[0].insert, 0, 6.0)) == (2, 6)
 
 
+class Factors(NamedTuple):
+    factor: float
+    other: float
+
+
+def test_a_class_method_is_the_same_at_each_look_up():
+    kernel = nki.jit(lambda x: scaled(x, Factors._make([2.0, 3.0]).factor))
+    assert [kernel(SMALL)[0, 1], kernel(SMALL)[0, 1]] == [2, 2] and len(kernel._cache) == 1
+
+
 def test_a_changed_closure_variable_is_another_signature():
     factor = 2.0
     kernel = nki.jit(lambda x: scaled(x, factor))
