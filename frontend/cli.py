@@ -219,7 +219,7 @@ def check(
     """
     subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
-    unknown = sorted(needs_runtime_check(compiled.modules[Stage.PENGUIN]))
+    unknown = sorted(needs_runtime_check(compiled.flat))
     facts = {"ok": True} | _heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
     facts["known_when_it_runs"] = unknown
     if json:

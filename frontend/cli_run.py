@@ -15,12 +15,12 @@ from ..backend import executor, plan
 from ..backend.probe import Probe
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage, Tensor
-from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
+from ..passes.pipeline import TO_PENGUIN, run_passes
 from .arguments import as_array, bind_arguments
 from .cli_inputs import ArraySpec, array_or_file, random_array
 from .cli_kernels import Subject, author_line, quiet_python
 from .cli_report import facts_of, message
-from .jit import Compiled, Kernel, probe_for, to_penguin
+from .jit import Compiled, Kernel, lowered, probe_for, to_penguin
 from .target import DEFAULT_TARGET
 
 __all__ = [
@@ -56,8 +56,7 @@ def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
         module = kernel.trace(*args, **kwargs)
     if stage is Stage.TRACE:
         return module
-    module = run_passes(module, to_penguin())
-    return module if stage is Stage.PENGUIN else run_passes(module, TO_BIR)
+    return run_passes(module, to_penguin()) if stage is Stage.PENGUIN else lowered(module, to_penguin())[0][stage]
 
 
 def lower_to_bir(module: Module) -> tuple[Module, Probe | None]:
@@ -68,8 +67,8 @@ def lower_to_bir(module: Module) -> tuple[Module, Probe | None]:
     """
     if module.stage is Stage.BIR:
         return run_passes(module, ["check-order"]), None
-    penguin = run_passes(module, TO_PENGUIN)
-    return run_passes(penguin, TO_BIR), probe_for(penguin)
+    modules, flat = lowered(module, TO_PENGUIN)
+    return modules[Stage.BIR], probe_for(flat)
 
 
 # --- running -----------------------------------------------------------------------------------------------------

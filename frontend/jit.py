@@ -1,6 +1,6 @@
 """`nki.jit` and `nki.simulate`: the driver that takes a Python kernel through all layers and runs it.
 
-trace -> TO_PENGUIN -> TO_BIR -> plan; in high-precision mode TO_PENGUIN ends with widen-floats. The result is cached for
+trace -> TO_PENGUIN -> TO_BIR -> plan; in high-precision mode TO_PENGUIN has widen-floats too. The result is cached for
 each signature: shapes and dtypes of the arrays, the other arguments' values, the globals that the kernel reads, number of
 cores, target, schedule, mode.
 """
@@ -27,6 +27,7 @@ from ..ir.machine import Target
 from ..ir.machine import target as find_target
 from ..passes.allocate import allocate_apart
 from ..passes.check_initialised import analyse
+from ..passes.expand_loops import expand_loops
 from ..passes.lower import lower
 from ..passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from ..passes.synchronise import synchronise
@@ -37,7 +38,7 @@ from .tensor import NkiTensor
 from .trace import trace
 from .tracer import Schedule, Tracer, author_error, optional_tracer
 
-__all__ = ["Compiled", "Kernel", "jit", "probe_for", "simulate", "to_penguin"]
+__all__ = ["Compiled", "Kernel", "jit", "lowered", "probe_for", "simulate", "to_penguin"]
 
 del passes  # imported for its registrations
 
@@ -49,12 +50,14 @@ _IGNORED = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags", "c
 class Compiled:
     """A kernel compiled for one signature: the module at each stage, and the plan.
 
+    flat:    the penguin module without static loops: what was checked and lowered.
     plan:    of rank 0; others are built when a kernel first runs on so many ranks.
     is_wide: the plan stores low-precision floats as float32.
     probe:   where only runs can tell whether results depend on never-written bytes.
     """
 
     modules: dict[Stage, Module]
+    flat: Module
     plan: plan.Plan
     structure: Any
     is_wide: bool = False
@@ -255,11 +258,9 @@ class Kernel:
             return self._cache[key]
         with paused_collector():
             module, structure = self._traced(arguments)
-            modules = {Stage.TRACE: module}
-            modules[Stage.PENGUIN] = run_passes(module, to_penguin())
-            modules[Stage.BIR] = run_passes(modules[Stage.PENGUIN], TO_BIR)
-            probe = None if keeps_float32() else probe_for(modules[Stage.PENGUIN])
-            compiled = Compiled(modules, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
+            modules, flat = lowered(module, to_penguin())
+            probe = None if keeps_float32() else probe_for(flat)
+            compiled = Compiled(modules, flat, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
         if arguments.signature is not None:
             self._cache[key] = compiled
         return compiled
@@ -268,8 +269,18 @@ class Kernel:
         return f"Kernel({self.__name__})"
 
 
+def lowered(module: Module, names: Sequence[str]) -> tuple[dict[Stage, Module], Module]:
+    """A module of stage trace or penguin at the stages from there on, and its penguin module without static loops.
+
+    names: the passes to stage penguin. The flat module is lowered as it is: loops are rolled for those who read the text.
+    """
+    *checks, reroll = names
+    flat = expand_loops(run_passes(module, checks))
+    return {module.stage: module, Stage.PENGUIN: run_passes(flat, [reroll]), Stage.BIR: run_passes(flat, TO_BIR)}, flat
+
+
 def probe_for(module: Module) -> Probe | None:
-    """The probe of a penguin module, None where compile time could tell that it needs none."""
+    """The probe of a flat penguin module, None where compile time could tell that it needs none."""
     found = analyse(module)
     if not found.needs_probe:
         return None
@@ -279,7 +290,7 @@ def probe_for(module: Module) -> Probe | None:
 
 def to_penguin() -> tuple[str, ...]:
     """The passes from stage trace to stage penguin, in the mode that the environment asks for."""
-    return (*TO_PENGUIN, "widen-floats") if keeps_float32() else TO_PENGUIN
+    return (*TO_PENGUIN[:-1], "widen-floats", TO_PENGUIN[-1]) if keeps_float32() else TO_PENGUIN
 
 
 def jit(

@@ -29,6 +29,7 @@ from ..ir.machine import OOBMode, Space
 from ..ir.meetings import meeting_key
 from ..ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
 from ..ir.table import TABLE, fail, index_group, operand_text
+from .expand_loops import expand_loops
 from .liveness import touched
 from .pipeline import register_pass
 from .shadow import Shadow, repeat, static_trips, written_tensors
@@ -118,7 +119,7 @@ def analyse(module: Module) -> Initialisation:
             actual=str(module.stage),
             hint="run fold-layouts first",
         )
-    result = _Analysis(module).result()
+    result = _Analysis(expand_loops(module)).result()
     _latest[:] = [(module, result)]
     return result
 

@@ -1,7 +1,7 @@
 """The registry of passes, the two pipelines, and the runner.
 
 A pass is a plain function Module -> Module, registered under its name. The runner verifies what it gets and what every
-pass makes, so each may count on legal input.
+pass makes, so each may count on legal input. Passes see flat programs: static loops are expanded before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import wraps
 from ..ir.collector import paused_collector
 from ..ir.errors import KernelError
 from ..ir.graph import Module, Stage
+from ..ir.static_loops import has_static_loops
 from ..ir.verifier import verify
 
 __all__ = ["PASSES", "TO_BIR", "TO_PENGUIN", "register_pass", "run_passes"]
@@ -27,12 +28,15 @@ TO_PENGUIN = (
     "resolve-accumulation",  # accumulate=None becomes overwrite or add, while writes are still in program order
     "cancel-moves",  # transposes that undo each other lose their readers
     "dead-code",  # and what nothing reads goes
+    "check-residency",  # of what is left: HBM holds what the kernel declared
     "assign-engines",
     "check-races",  # the cores' accesses to shared HBM; what follows takes the cores' meetings as ordering them
     "check-initialised",  # on final instructions: never-written bytes must not reach anything observable
+    "reroll-loops",  # last: all passes but this one work on flat programs
 )
 
 TO_BIR = (
+    "expand-loops",
     "allocate",  # addresses; dependences are on bytes, so they need them
     "synchronise",  # semaphores for every dependence between queues
     "lower",  # physical operands in per-engine queues
@@ -40,8 +44,11 @@ TO_BIR = (
 )
 
 
-def register_pass(name: str, *stages: Stage) -> Callable[[Pass], Pass]:
-    """Register a pass that works on modules of these stages (of all, where none is named); else it raises E603."""
+def register_pass(name: str, *stages: Stage, takes_static_loops: bool = False) -> Callable[[Pass], Pass]:
+    """Register a pass that works on modules of these stages (of all, where none is named); else it raises E603.
+
+    It gets modules without static loops, unless it takes them. A check, which returns what it was given, leaves them.
+    """
 
     def register(function: Pass) -> Pass:
         if name in PASSES:
@@ -57,7 +64,9 @@ def register_pass(name: str, *stages: Stage) -> Callable[[Pass], Pass]:
                     actual=str(module.stage),
                     hint="`opennki passes` shows the pipelines, in their order",
                 )
-            return function(module)
+            flat = module if takes_static_loops or not has_static_loops(module) else PASSES["expand-loops"](module)
+            result = function(flat)
+            return module if result is flat else result
 
         PASSES[name] = staged
         return staged
