@@ -215,12 +215,9 @@ def _loops(code: CodeType) -> tuple[tuple[str, int, int, int], ...]:
 
 def _loop_tags(frame: FrameType) -> list[LoopTag]:
     """The static loops that the frame is inside of. A value that is no int leaves its loop untagged."""
-    loops = _loops(frame.f_code)
+    line = frame.f_lineno
+    loops = [loop for loop in _loops(frame.f_code) if loop[2] <= line <= loop[3]]
     if not loops:
         return []
-    line, names = frame.f_lineno, frame.f_locals
-    return [
-        LoopTag(variable, start, names[variable])
-        for variable, start, first, last in loops
-        if first <= line <= last and type(names.get(variable)) is int
-    ]
+    names = frame.f_locals  # made anew at each look
+    return [LoopTag(variable, start, names[variable]) for variable, start, _, _ in loops if type(names.get(variable)) is int]

@@ -9,6 +9,7 @@ from typing import Any
 from ..ir.dtypes import Dtype, as_dtype
 from ..ir.errors import KernelError
 from ..ir.graph import Address, Tensor, View
+from ..ir.layout import STEPS
 from ..ir.machine import QUADRANT, Space
 from ..ir.parser import canonical_step
 from .tracer import author_error, located
@@ -91,8 +92,9 @@ class NkiTensor:
             )
         except TypeError as error:
             raise author_error("E301", f"{name}: {error}") from None
+        layout = located(STEPS[name], self._view.layout, *step.args)
         view = View(self._view.tensor, (*self._view.steps, step))
-        located(lambda: view.layout)
+        vars(view)["layout"] = layout  # what the property would find, by all steps anew
         return NkiTensor(view)
 
     def __getitem__(self, key: Any) -> NkiTensor:

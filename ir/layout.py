@@ -72,6 +72,8 @@ def _put(values: tuple[int, ...], dim: int, *new: int) -> tuple[int, ...]:
 
 def index(layout: Layout, *keys: object) -> Layout:
     """Python indexing. An int on dimension 0 on chip keeps it with size 1; elsewhere it removes the dimension."""
+    if (plain := _plain_index(layout, keys)) is not None:
+        return plain
     removed = []
     for dim, key in enumerate(_expand(layout, keys)):
         if isinstance(key, slice):
@@ -95,6 +97,33 @@ def index(layout: Layout, *keys: object) -> Layout:
         if not (layout.on_chip and dim == 0):
             layout = _squeeze(layout, dim, "index")
     return layout
+
+
+def _plain_index(layout: Layout, keys: tuple[object, ...]) -> Layout | None:
+    """What `index` gives where all keys are legal Python ints and slices of a static layout: most of all view steps."""
+    if layout.dynamic is not None or len(keys) > len(layout.shape):
+        return None
+    shape, strides, offset, removed = list(layout.shape), list(layout.strides), layout.offset, []
+    for dim, key in enumerate(keys):
+        size, step = shape[dim], 1
+        if type(key) is int:
+            if not -size <= key < size:
+                return None
+            start, end = key % size, key % size + 1
+            if dim or not layout.on_chip:
+                removed.append(dim)
+        elif type(key) is slice and all(number is None or type(number) is int for number in (key.start, key.stop, key.step)):
+            start, end, step = _slice_bounds(key, size)
+            if not 0 <= start < end <= size or step < 1 or (step > 1 and not dim and layout.on_chip):
+                return None
+        else:
+            return None
+        offset += start * strides[dim]
+        shape[dim], strides[dim] = (end - start + step - 1) // step, strides[dim] * step
+    for dim in reversed(removed):
+        if len(shape) > (2 if layout.on_chip else 1):
+            del shape[dim], strides[dim]
+    return Layout(tuple(shape), tuple(strides), offset, layout.dtype, layout.row, layout.size)
 
 
 def _expand(layout: Layout, keys: tuple[object, ...]) -> list[object]:
