@@ -9,8 +9,8 @@ from __future__ import annotations
 from ... import Gate, gates
 from ... import isa as nisa
 from ... import language as nl
-from .mx_tiles import intermediate_tiles, padded_rows
-from .tokens import PARTITIONS, Tile
+from .mx_tiles import I_TILE, padded_rows
+from .tokens import PARTITIONS, tiles
 
 __all__ = ["down_projection_mx_transposed"]
 
@@ -27,7 +27,8 @@ def down_projection_mx_transposed(act, act_scale, weights, weights_scale, I):
 
     act:     [128, nI, T] x4 words in SBUF, as gate_up_projection_mx gives them; act_scale [128, nI, T] uint8.
     weights: [128, nI, H] x4 words in SBUF, as load_down gives them; weights_scale [128, nI, H] uint8.
-    I:       width of the intermediate dimension; nI = ceil(I / 512). Of tile u the first padded_rows(u) partitions are read.
+    I:       width of the intermediate dimension; nI = ceil(I / 512). Of a tile of width w the first padded_rows(w)
+             partitions are read.
     gates:   shapes that fit, a result within one PSUM bank.
     engines: Tensor, one matmul for each 128 of H and 512 of I.
     """
@@ -35,8 +36,8 @@ def down_projection_mx_transposed(act, act_scale, weights, weights_scale, I):
     out = nl.ndarray((PARTITIONS, columns, tokens), dtype=nl.float32, buffer=nl.psum)
     for c in range(columns):
         span = nl.ds(c * PARTITIONS, PARTITIONS)
-        for tile in intermediate_tiles(Tile(0, 0, I)):
-            u, rows = tile.number, padded_rows(tile)
+        for tile in tiles(I, I_TILE):
+            u, rows = tile.number, padded_rows(tile.size)
             nisa.nc_matmul_mx(
                 dst=out[:, c], stationary=weights[0:rows, u, span], moving=act[0:rows, u],
                 stationary_scale=weights_scale[0:rows, u, span], moving_scale=act_scale[0:rows, u],
