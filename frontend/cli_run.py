@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +25,8 @@ from .jit import Compiled, Kernel, lowered, probe_for, to_penguin
 from .target import DEFAULT_TARGET
 
 __all__ = [
-    "Comparison", "Outcome", "compare", "compile_subject", "kernel_for", "lower_to_bir", "module_at", "note_default_target",
-    "print_comparisons", "run_module", "run_subject",
+    "Comparison", "Outcome", "compare", "compile_subject", "golden_results", "kernel_for", "lower_to_bir", "module_at",
+    "note_default_target", "print_comparisons", "run_module", "run_subject",
 ]
 
 # Allowed |error| as a part of the largest golden value, by bytes of a float, where nobody says: a few roundings of each.
@@ -122,7 +123,7 @@ def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None) -> 
     results = _named_results(compiled, returned, arrays)
     comparisons: list[Comparison] = []
     if subject.golden is not None:
-        golden = _golden(subject.golden, for_golden)
+        golden = golden_results(subject.golden, for_golden, kernel.cores)
         comparisons = _compare_all(results, golden, subject.rtol if rtol is None else rtol)
     return Outcome(kernel, facts_of(compiled.modules), results, compile_seconds, run_seconds, comparisons)
 
@@ -171,8 +172,14 @@ def _input(param: Tensor, text: str | None, seed: int) -> np.ndarray:
 # --- comparing ---------------------------------------------------------------------------------------------------
 
 
-def _golden(golden: Callable[..., Any], arguments: dict[str, Any]) -> list[np.ndarray]:
+def golden_results(golden: Callable[..., Any], arguments: dict[str, Any], cores: int) -> list[np.ndarray]:
+    """What a golden reference gives, called with the kernel's arguments, and with `cores` where it asks for that.
+
+    raises: KernelError E805.
+    """
     try:
+        if "cores" in inspect.signature(golden).parameters:
+            arguments = {"cores": cores, **arguments}
         with quiet_python(), np.errstate(all="ignore"):
             result = golden(**arguments)
     except Exception as error:  # the reference is the author's Python: any fault of it is reported as such

@@ -29,7 +29,8 @@ class LibraryKernel:
     """A kernel of the library.
 
     kernel:   the jitted kernel; cores: on how many it runs by default.
-    golden:   the NumPy reference, called with the same arguments; returns an array or a tuple of arrays.
+    golden:   the NumPy reference, called with the same arguments, and with cores where it has such a parameter and the
+              result depends on them; returns an array or a tuple of arrays.
     example:  example(seed=0, **sizes) -> keyword arguments for the kernel; its sizes have small defaults (for dumps).
     scale:    sizes of the documented scale, which `opennki demo` runs. cases: further ones, where one does not show it all.
     layer:    layer(seed=0, **sizes) -> the same examples for all ranks, where a layer is spread over several.

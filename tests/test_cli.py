@@ -122,6 +122,11 @@ def test_run_of_a_file_compares_with_the_golden_function_beside_it(folder):
     assert "out: equal to its golden reference" in fine("run", "my.py:add", *ADD, "--set", "times=3")
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_golden_reference_is_told_the_cores_where_it_asks(cores):
+    assert "equal to its golden reference" in fine("run", "rmsnorm_tkg", "--cores", cores)
+
+
 def test_run_ends_with_1_where_the_result_differs(folder):
     result = opennki("run", "my.py:wrong", "--set", "x=float32[128,8]")
     assert result.exit_code == 1
@@ -195,6 +200,29 @@ def test_gates_lists_what_the_kernel_and_its_functions_declare_and_runs_nothing(
     assert "declares no gates" in fine("gates", "my.py:add") and json.loads(fine("gates", "my.py:add", "--json")) == []
     assert "src_offset is a column of src" in fine("gates", "tp_broadcast")
     assert "did you mean tp_broadcast?" in at_fault("E708", "gates", "tp_brodcast")
+
+
+def test_residency_shows_how_often_each_byte_of_hbm_is_touched(folder):
+    text = fine("residency", "my.py:add", *ADD)
+    assert "%x      float32[128,8] @private_hbm  input   4096   4096  1      0        0" in text
+    assert "sbuf 8192 bytes in 2 tensors, 0 of them in 0 that never meet HBM" in text and "declares no residency" in text
+    assert any(line.split()[:5] == ["%out", "written", "0", "dma_copy", "dst"] for line in text.splitlines())
+    facts = json.loads(fine("residency", "find_nonzero_indices", "--cores", "2", "--json"))
+    tensor = facts["tensors"][0]
+    assert tensor["role"] == "input" and tensor["reads"]["most"] == 1 and len(tensor["reads"]["by_core"]) == 2
+    assert facts["declared"] is None and facts["cores"] == 2
+
+
+def test_residency_shows_what_it_refuses(folder):
+    Path("once.py").write_text(KERNELS.replace("@nki.jit\ndef add", "@nki.jit\n@nki.residency(read_once=['y'])\ndef add"))
+    assert "declared residency: read_once y; handed_over nothing" in fine("residency", "once.py:add", *ADD)
+    twice = KERNELS.replace("nisa.dma_copy(dst=a, src=x)", "nisa.dma_copy(dst=a, src=y)")
+    Path("twice.py").write_text(twice.replace("@nki.jit\ndef add", "@nki.jit\n@nki.residency(read_once=['y'])\ndef add"))
+    result = opennki("residency", "twice.py:add", *ADD)
+    assert result.exit_code == 1 and "error[E403]: %y is read 2 times" in result.stderr and "%y" in result.stdout
+    assert "E403" in at_fault("E403", "check", "twice.py:add", *ADD)
+    trace = fine("dump", "twice.py:add", *ADD, "--stage", "trace")
+    at_fault("E403", "opt", "-", "--passes", "fold-layouts,check-residency", stdin=trace)
 
 
 @pytest.mark.parametrize("stage", ["trace", "penguin", "bir"])
