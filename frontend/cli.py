@@ -1,6 +1,6 @@
 """The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
 
-    opennki list | run | check | gates | dump | opt | exec | demo | passes | isa        each has --help with examples
+    opennki list | run | check | gates | residency | dump | opt | exec | demo | passes | isa    each has --help with examples
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..passes.check_initialised import needs_runtime_check
 from ..passes.pipeline import PASSES, run_passes
 from .cli_demo import show_kernels
 from .cli_inputs import parse_settings, require_known
-from .cli_inspect import show_gates
+from .cli_inspect import print_residency, residency_facts, show_gates
 from .cli_kernels import Subject, find_subject, library_kernel, read_module
 from .cli_options import (
     PIPELINES,
@@ -51,10 +51,11 @@ from .cli_options import (
 )
 from .cli_report import as_json, describe, facts_of, message, print_facts, print_table, print_values, summary
 from .cli_run import compile_subject, kernel_for, module_at, note_default_target, print_comparisons, run_module, run_subject
-from .jit import Kernel
+from .jit import Kernel, to_penguin
 
 __all__ = ["main"]
 
+_CHECK_RESIDENCY = "check-residency"
 _CLOSED_PIPE = 141  # what a shell reports for a writer whose reader has gone
 
 
@@ -98,6 +99,7 @@ def _about() -> None:
     opennki check my.py:kernel --set 'x=float32[128,512]'
     opennki dump my.py:kernel --set 'x=float32[128,512]' --stage bir
     opennki gates my.py:kernel            what it asks of its arguments
+    opennki residency tp_broadcast        what it does with HBM
     opennki COMMAND --help                examples of each command
 
     Results go to stdout, messages and errors to stderr. Exit status: 0 fine, 1 the kernel or text is at fault, 2 usage.
@@ -252,6 +254,31 @@ def dump(
 
 
 main.command("gates")(show_gates)
+
+
+@main.command()
+def residency(
+    kernel: KernelArgument, settings: SetOption = None, cores: CoresOption = None, target: TargetOption = None,
+    seed: SeedOption = 0, scale: ScaleOption = False, json: JsonOption = False,
+) -> None:
+    """Show what a kernel does with HBM: how often it reads and writes each byte, and what stays on chip. Nothing runs.
+
+    Exit status 1 where it does more than its `residency` declares.
+
+    \b
+    opennki residency tp_broadcast
+    opennki residency find_nonzero_indices --scale --json
+    """
+    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    passes = [name for name in to_penguin() if name != _CHECK_RESIDENCY]  # checked once it is shown
+    module = run_passes(module_at(subject, chosen, Stage.TRACE), passes)
+    facts = _heading(subject, chosen) | residency_facts(module)
+    if json:
+        print(as_json(facts))
+    else:
+        _print_heading(facts)
+        print_residency(facts)
+    run_passes(module, [_CHECK_RESIDENCY])
 
 
 # --- IR texts ----------------------------------------------------------------------------------------------------

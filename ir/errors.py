@@ -5,7 +5,7 @@ The codes are grouped by what is at fault (docs/errors.md has an entry for each)
     E1xx  an instruction: operand, memory, dtype, limit, attribute, engine, generation
     E2xx  memory: capacity, alignment, overlap of live tensors, PSUM accumulation
     E3xx  a view: indexing, reshape, access pattern, dynamic address
-    E4xx  a gate (a declared precondition of the kernel)
+    E4xx  what the kernel declares: a gate (a precondition), its residency
     E5xx  order and contents: never-written bytes, races, deadlocks, semaphores
     E6xx  IR text: syntax, names, stage invariants
     E7xx  a call: arguments, results, kernel names, files, targets

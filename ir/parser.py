@@ -305,8 +305,8 @@ class _Builder:
         return Gate(self.string(text), verdict == "holds", pairs, reason, whose, self.loc(text))
 
     def residency(self, tree: Node) -> Residency:
-        named = [tuple(map(self.name, names.children)) if names else () for names in tree.children]
-        return Residency(*named, self.loc(tree))
+        read_once, handed_over = (tuple(map(self.name, names.children)) if names else () for names in tree.children)
+        return Residency(read_once, handed_over, self.loc(tree))
 
     def entries(self, tree: Node) -> list[tuple[str, Any]]:
         pairs = [entry.children for entry in tree.children]

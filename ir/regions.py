@@ -17,7 +17,7 @@ import numpy as np
 from .graph import Access, Memory, Operand
 from .machine import Space
 
-__all__ = ["Region", "region_of"]
+__all__ = ["Pairs", "Region", "region_of"]
 
 
 Pairs = tuple[tuple[int, int], ...]
