@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .. import isa as nisa
 from .. import language as nl
 
-__all__ = ["through_sbuf"]
+__all__ = ["in_sbuf", "through_sbuf"]
 
 
 def through_sbuf(move: Callable[[nl.tensor, nl.tensor], object], src: nl.tensor, dst: nl.tensor) -> nl.tensor:
@@ -19,3 +19,12 @@ def through_sbuf(move: Callable[[nl.tensor, nl.tensor], object], src: nl.tensor,
         move(source, target)
         nisa.dma_copy(dst=dst, src=target)
     return dst
+
+
+def in_sbuf(tensor: nl.tensor) -> nl.tensor:
+    """A tile with the contents of an HBM tensor of at most 128 rows; a tile is returned as it is."""
+    if not nl.is_hbm(tensor.buffer):
+        return tensor
+    tile = nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=tensor)
+    return tile

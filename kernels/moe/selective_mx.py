@@ -9,6 +9,7 @@ from __future__ import annotations
 from ... import Gate, gates
 from ... import isa as nisa
 from ... import language as nl
+from ..staging import in_sbuf
 from ..stream_shuffle_broadcast import stream_shuffle_broadcast
 from .down_projection_mx_transposed import down_projection_mx_transposed
 from .gate_up_projection_mx import gate_up_projection_mx
@@ -34,7 +35,8 @@ BANK = 512  # float32 elements of a PSUM bank
          hint="hidden states are [T, H] in HBM or [128, T, H / 128] in SBUF; output has T rows of H"),
     Gate("len(index.shape) == 2 and index.shape[0] == T", hint="index is [T, K]: a row of expert numbers for each token"),
     Gate("K % cores == 0", hint="the cores split the choices of each token: choose an even number of experts, or one core"),
-    Gate("affinities is not None and affinities.shape == (T, E)", when="scaled and eager is None", hint="affinities are [T, E]: one for each expert"),
+    Gate("affinities is not None and affinities.shape == (T, E)", when="scaled and eager is None",
+         hint="affinities are [T, E]: one for each expert"),
     Gate("eager.shape == index.shape", when="scaled and eager is not None", hint="eager affinities are [T, K], as index is"),
     Gate("E <= 128", when="experts.down_bias is not None",
          hint="the biases' experts lie on the 128 partitions: leave down_bias out, or spread the experts over more ranks"),
@@ -62,9 +64,9 @@ def selective_mx(hidden, experts, affinities, index, output, *, scaled, eager=No
     """
     T, K = index.shape
     own, share = _choices(K), token_share(T)
-    index = _in_sbuf(index)
+    index = in_sbuf(index)
     if scaled:
-        eager = gather_affinities(_in_sbuf(affinities), index) if eager is None else _in_sbuf(eager)
+        eager = gather_affinities(in_sbuf(affinities), index) if eager is None else in_sbuf(eager)
     total = _sum_over_choices(hidden, experts, index[:, own.span], eager[:, own.span] if scaled else None)
     if own.size < K:
         _add_other_core(total, share)
@@ -79,15 +81,6 @@ def _choices(K):
     """This core's part of each token's K choices."""
     core, cores = program()
     return Tile(core, core * K // cores, (core + 1) * K // cores)
-
-
-def _in_sbuf(tensor):
-    """A tile with the tensor's contents; itself if it is one."""
-    if not nl.is_hbm(tensor.buffer):
-        return tensor
-    tile = nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=tensor)
-    return tile
 
 
 def _as_row(table):
@@ -191,7 +184,7 @@ def _add_bias(total, bias, affinities, share):
     nisa.nc_transpose(dst=turned, data=affinities, engine=nisa.engine.tensor)
     moving = nl.ndarray((E, share.size), dtype=bias.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=moving, src=turned[:, share.span])
-    stationary = _in_sbuf(bias)
+    stationary = in_sbuf(bias)
     for group in tiles(columns, BANK // share.size):
         out = nl.ndarray((PARTITIONS, share.size, group.size), dtype=nl.float32, buffer=nl.psum)
         for c in range(group.size):

@@ -7,7 +7,7 @@ import pytest
 from opennki import KernelError, jit
 from opennki import isa as nisa
 from opennki import language as nl
-from opennki.ir.graph import Stage
+from opennki.ir.graph import Stage, instructions
 from opennki.kernels.moe.down_projection_mx_transposed import down_projection_mx_transposed
 from opennki.kernels.moe.examples import mx_experts
 from opennki.kernels.moe.experts import Experts
@@ -63,11 +63,11 @@ def test_h_is_on_the_partitions(H, I, T, dtype):
 
 def test_one_matmul_for_128_of_h_and_512_of_i():
     _, arguments = operands(1024, 640)
-    penguin = str(projected.with_target("gen4").compile(**arguments).modules[Stage.PENGUIN])
-    matmuls = [line for line in penguin.splitlines() if "nc_matmul_mx" in line]
-    assert len(matmuls) == 8 * 2
+    modules = projected.with_target("gen4").compile(**arguments).modules
+    program = instructions(modules[Stage.BIR].cores[0].body)  # loops are unrolled here
+    matmuls = [instr.operands["stationary"].partitions for instr in program if instr.op == "nc_matmul_mx"]
     # The second tile of I is 128 wide, a quarter of which lies on 32 partitions.
-    assert sum("stationary=%weights{0:32 " in line for line in matmuls) == 8
+    assert matmuls == [(0, 128), (0, 32)] * 8
 
 
 @pytest.mark.parametrize("changes, limit, hint", [

@@ -13,6 +13,7 @@ from opennki.kernels.moe.examples import mx_experts
 from opennki.kernels.moe.experts import NO_CLAMP, Clamp, Experts
 from opennki.kernels.moe.reference import moe
 from opennki.kernels.moe.selective_mx import selective_mx
+from opennki.kernels.staging import in_sbuf
 from opennki.passes.check_initialised import analyse
 
 BF16, F16, F32 = ml_dtypes.bfloat16, np.float16, np.float32
@@ -20,12 +21,6 @@ FP4, FP8 = "float4_e2m1fn_x4", "float8_e4m3fn_x4"
 RTOL = 5e-2  # of MX operands: fp8 has three bits behind the point, and steps between are bfloat16
 BOTH = pytest.mark.parametrize("cores", [1, 2])
 WEIGHTS = ("gate_up", "down", "gate_up_scale", "down_scale", "gate_up_bias", "down_bias")
-
-
-def in_sbuf(tensor):
-    tile = nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=tensor)
-    return tile
 
 
 @jit
@@ -72,7 +67,8 @@ def golden(hidden, affinities, index, scaled=True, eager=None, activation=ActFnT
     of_all = np.zeros((len(hidden), len(weights["gate_up"])), F32)
     np.add.at(of_all, (np.arange(len(index))[:, None], index), eager)
     return moe(
-        hidden.astype(F32), of_all, activation_fn=activation, gate_clamp=Clamp(*gate_clamp), up_clamp=Clamp(*up_clamp), **weights,
+        hidden.astype(F32), of_all, activation_fn=activation, gate_clamp=Clamp(*gate_clamp), up_clamp=Clamp(*up_clamp),
+        **weights,
     )
 
 
