@@ -35,8 +35,8 @@ _OPERANDS = (
 @jit
 @gates(
     Gate("output_in_sbuf or not mask_unselected_experts", hint="the mask works on a tile: pass output_in_sbuf=True"),
-    Gate("expert_affinities.shape[0] == T", hint="T is the number of tokens"),
     *_OPERANDS,
+    Gate("expert_affinities.shape[0] == T", hint="T is the number of tokens"),
 )
 def mask_expert_affinities(
     expert_affinities, expert_index, rank_id, E_L, T, K, io_dtype, mask_unselected_experts, output_in_sbuf

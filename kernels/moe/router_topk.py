@@ -179,22 +179,22 @@ def _affinities(logits, top, act_fn, is_dense, is_normalised):
     """
     is_softmax = act_fn.name == RouterActFnType.SOFTMAX.name
     op = nl.exp if is_softmax else nl.sigmoid
-    shift, total = (nl.ndarray((logits.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
+    shift = nl.ndarray((logits.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray(shift.shape, dtype=nl.float32, buffer=nl.sbuf)
+    everything = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    chosen = nl.ndarray(top.shape, dtype=nl.float32, buffer=nl.sbuf)
     if is_softmax:
         nisa.tensor_scalar(dst=shift, data=top[:, 0:1], op0=nl.multiply, operand0=-1.0)
-    results = []
-    for values, is_summed in ((logits, is_dense), (top, not is_dense)):
-        result = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    for result, values, is_summed in ((everything, logits, is_dense), (chosen, top, not is_dense)):
         nisa.activation_reduce(
             dst=result, op=op, data=values, bias=shift if is_softmax else None, reduce_op=nl.add,
             reduce_res=total if is_summed else None,
         )
-        results.append(result)
     if is_softmax or is_normalised:
         nisa.reciprocal(dst=total, data=total)
-        for result in results:
+        for result in (everything, chosen):
             nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=total)
-    return results
+    return everything, chosen
 
 
 def _scatter(affinity_rows, tile, index, chosen):
