@@ -104,6 +104,11 @@ def test_what_stands_in_a_loop_of_the_machine_counts_by_trip():
     assert reads.per_trip and reads.times == "1 a trip"
 
 
+def test_a_static_loop_counts_as_its_trips_do():
+    reads = report("for k@12 in range(0, 128) {", "dma.dma_copy dst=%a{0:1 | 0 + [1 x 8]} src=%x{k*8 + [1 x 8]}", "}")
+    assert counts(reads["x"].reads) == (1, 1, 4096) and not reads["x"].reads.per_trip
+
+
 def test_cores_are_counted_apart_and_together():
     text = """kernel @k stage=penguin target=gen3 {
   param %x: float32[128,8] @shared_hbm
