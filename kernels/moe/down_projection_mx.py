@@ -14,7 +14,7 @@ from .tokens import tiles
 
 __all__ = ["down_projection_mx"]
 
-PSUM_COLUMNS = 4096  # in bfloat16 half of PSUM: the next product can begin while this one is scaled
+PSUM_COLUMNS = 2048  # half of PSUM: the next product can begin while this one is scaled
 
 
 @gates(
@@ -22,7 +22,7 @@ PSUM_COLUMNS = 4096  # in bfloat16 half of PSUM: the next product can begin whil
     Gate("act.shape[0] == weights.shape[0] and act.shape[1] == weights.shape[1] == -(-width // 512)",
          hint="act and weights hold the same tiles of I"),
     Gate("T % 2 == 0 and T <= 128", hint="the tokens are the stationary columns: an even number, 128 at a time"),
-    Gate("total.shape == (T, weights.shape[-1])", hint="the total has a row for each token and a column for each of the weights"),
+    Gate("total.shape == (T, weights.shape[-1])", hint="the total has the weights' columns for each token"),
     let={"T": "act.shape[-1]"},
 )
 def down_projection_mx(act, act_scale, weights, weights_scale, width, total, *, affinity=None, bias=None, accumulate=False):
@@ -34,11 +34,11 @@ def down_projection_mx(act, act_scale, weights, weights_scale, width, total, *, 
     affinity:   [T, 1] float32 in SBUF; None is 1.
     bias:       (first column, [T, columns] in SBUF): added to these columns alone; None is 0.
     gates:      sizes that fit, an even number of tokens.
-    engines:    Tensor, one matmul for each tile of I and 4096 columns, accumulated in bfloat16; Vector.
+    engines:    Tensor, one matmul for each tile of I and 2048 columns; Vector adds, scales and accumulates out of PSUM.
     """
     T, H = total.shape
     for columns in tiles(H, PSUM_COLUMNS):
-        product = nl.ndarray((T, columns.size), dtype=nl.bfloat16, buffer=nl.psum)
+        product = nl.ndarray((T, columns.size), dtype=nl.float32, buffer=nl.psum)
         for tile in tiles(width, I_TILE):
             rows, u = padded_rows(tile.size), tile.number
             nisa.nc_matmul_mx(

@@ -14,7 +14,9 @@ from .gate_up_projection_mx import gate_up_projection_mx
 from .mx_tiles import I_TILE, Projection, load_down, load_gate_up
 from .tokens import PARTITIONS, Tile, program, tiles
 
-__all__ = ["LEAST_TOKENS", "LoadedExpert", "Share", "complete", "expert_mlp", "load_expert", "mx_share"]
+__all__ = [
+    "LEAST_TOKENS", "LoadedExpert", "Share", "columns_share", "complete", "exchange", "expert_mlp", "load_expert", "mx_share",
+]
 
 LEAST_TOKENS = 32  # of a core, where the cores share tokens
 
@@ -41,7 +43,7 @@ def mx_share(T, H, I):
     """
     core, cores = program()
     all_tokens, all_of_I, all_of_H = (Tile(0, 0, size) for size in (T, I, H))
-    half = Tile(core, core * H // cores, (core + 1) * H // cores)
+    half = columns_share(H)
     n_tiles = -(-I // I_TILE)
     if n_tiles >= cores:
         columns = -(-n_tiles // cores) * I_TILE
@@ -50,6 +52,12 @@ def mx_share(T, H, I):
     if T % cores == 0 and T // cores >= LEAST_TOKENS:
         return Share(Tile(core, core * T // cores, (core + 1) * T // cores), all_of_I, all_of_H, all_of_H)
     return Share(all_tokens, all_of_I, half, half)
+
+
+def columns_share(H):
+    """This core's columns of H: a half of them where there are two cores."""
+    core, cores = program()
+    return Tile(core, core * H // cores, (core + 1) * H // cores)
 
 
 class LoadedExpert(NamedTuple):
@@ -96,9 +104,16 @@ def complete(total, share):
     """The stored columns of a total, a view of it, after the other core's sums were added where there are any."""
     if share.stored.size == share.computed.size:
         return total
-    core, _ = program()
-    own, other = total[:, share.stored.span], total[:, nl.ds((1 - core) * share.stored.size, share.stored.size)]
-    received = nl.ndarray(own.shape, dtype=total.dtype, buffer=nl.sbuf)
-    nisa.sendrecv(src=other, dst=received, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    own, received = exchange(total)
     nisa.tensor_tensor(dst=own, data1=own, data2=received, op=nl.add)
     return own
+
+
+def exchange(total):
+    """This core's half of the columns of a [n, H] tile: of its own, a view, and of the other core's, which gets the others."""
+    core, _ = program()
+    half = total.shape[1] // 2
+    own, other = total[:, nl.ds(core * half, half)], total[:, nl.ds((1 - core) * half, half)]
+    received = nl.ndarray(own.shape, dtype=total.dtype, buffer=nl.sbuf)
+    nisa.sendrecv(src=other, dst=received, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    return own, received

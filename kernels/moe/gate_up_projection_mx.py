@@ -17,19 +17,19 @@ from .tokens import PARTITIONS, tiles
 
 __all__ = ["clamp_tile", "gate_up_projection_mx"]
 
-BANK_TOKENS = 256  # with four lanes each in bfloat16 they fill a PSUM bank
+BANK_TOKENS = 128  # with four lanes each in float32 they fill a PSUM bank
 
 
 class _Group(NamedTuple):
     """Tiles of I of the same width, from the first-th on, that share instructions."""
 
     first: int
-    count: int
+    size: int
     width: int
 
     @property
     def span(self):
-        return slice(self.first, self.first + self.count)
+        return slice(self.first, self.first + self.size)
 
     @property
     def quarter(self):
@@ -57,9 +57,12 @@ def gate_up_projection_mx(words, scales, gate, up, width, *, activation, gate_cl
     returns:       words [128, nI, T] float8_e4m3fn_x4 and scales uint8: lane q of [p, u, t] is i = 512 u + q w / 4 + p, where
                    w is the width of tile u. Of tile u padded_rows(u) partitions are written; those behind w / 4 are zero.
     gates:         equal sizes of gate and up, and of their contraction and that of the hidden states.
-    engines:       Tensor, four matmuls for each tile and 512 of H, accumulated in bfloat16; Vector adds biases on the way out
-                   of PSUM, clamps, multiplies and quantises; Scalar activates. Tiles of 512 share the instructions behind the
-                   matmuls as far as a PSUM bank reaches.
+    engines:       Tensor, four matmuls for each tile and 512 of H; Vector adds biases on the way out of PSUM, clamps,
+                   multiplies and quantises; Scalar activates. Tiles of 512 share the instructions behind the matmuls as far
+                   as a PSUM bank reaches.
+
+    All is float32 up to the product, which the quantiser takes as bfloat16: each rounding before it moves some values by a
+    whole step of float8.
     """
     nI, T = -(-width // I_TILE), words.shape[-1]
     quantised = nl.ndarray((PARTITIONS, nI, T), dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
@@ -67,15 +70,13 @@ def gate_up_projection_mx(words, scales, gate, up, width, *, activation, gate_cl
     for tokens in tiles(T, BANK_TOKENS):
         moving = words[:, :, tokens.span], scales[:, :, tokens.span]
         for group in _groups(width, BANK_TOKENS // tokens.size):
-            product = _activation_tile(group, tokens.size)
-            rows = product[0 : group.quarter]
-            _project(rows, moving, gate, group)
-            clamp_tile(rows, gate_clamp)
-            nisa.activation(dst=rows, op=activation_op(activation), data=rows)
-            other = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-            _project(other, moving, up, group)
+            gated = _project(moving, gate, group)
+            clamp_tile(gated, gate_clamp)
+            nisa.activation(dst=gated, op=activation_op(activation), data=gated)
+            other = _project(moving, up, group)
             clamp_tile(other, up_clamp)
-            nisa.tensor_tensor(dst=rows, data1=rows, data2=other, op=nl.multiply)
+            product = _product_tile(group, tokens.size)
+            nisa.tensor_tensor(dst=product[0 : group.quarter], data1=gated, data2=other, op=nl.multiply)
             place = slice(0, product.shape[0]), group.span, tokens.span
             nisa.quantize_mx(dst=quantised[place], src=product, dst_scale=quantised_scales[place])
     return quantised, quantised_scales
@@ -89,35 +90,37 @@ def _groups(width, most):
         yield _Group(width // I_TILE, 1, width % I_TILE)
 
 
-def _activation_tile(group, T):
+def _product_tile(group, T):
     """[rows, tiles, T, 4] bfloat16; zero in the rows of the last quadrant, where it is not full."""
     rows = padded_rows(group.width)
-    tile = nl.ndarray((rows, group.count, T, LANES), dtype=nl.bfloat16, buffer=nl.sbuf)
+    tile = nl.ndarray((rows, group.size, T, LANES), dtype=nl.bfloat16, buffer=nl.sbuf)
     if rows != group.quarter:
         nisa.memset(tile[rows - QUADRANT : rows], value=0)
     return tile
 
 
-def _project(dst, moving, projection, group):
-    """dst[p, u, t, q] = x_t . column i(u, q, p) of the weights + bias, in bfloat16."""
+def _project(moving, projection, group):
+    """[w / 4, tiles, T, 4] float32: x_t . column i(u, q, p) of the weights + bias, at [p, u, t, q]."""
     words, scales = moving
     _, nHW, T = words.shape
+    result = nl.ndarray((group.quarter, group.size, T, LANES), dtype=nl.float32, buffer=nl.sbuf)
     M = group.quarter + group.quarter % 2  # the Tensor engine takes an even number of columns; an odd one is left in PSUM
-    sums = nl.ndarray((M, group.count, LANES, T), dtype=nl.bfloat16, buffer=nl.psum)
-    for u in range(group.count):
+    sums = nl.ndarray((M, group.size, LANES, T), dtype=nl.float32, buffer=nl.psum)
+    for u in range(group.size):
         for q in range(LANES):
             columns = nl.ds((group.first + u) * I_TILE + q * group.quarter, M)
-            for j in range(nHW):  # innermost: each step of an accumulation rounds
+            for j in range(nHW):
                 nisa.nc_matmul_mx(
                     dst=sums[:, u, q], stationary=projection.weights[:, j, columns], moving=words[:, j],
                     stationary_scale=projection.scales[:, j, columns], moving_scale=scales[:, j],
                 )
-    sums, dst = sums[0 : group.quarter], dst.permute((0, 1, 3, 2))
+    sums, by_lane = sums[0 : group.quarter], result.permute((0, 1, 3, 2))
     if projection.bias is None:
-        nisa.tensor_copy(dst=dst, src=sums)
-        return
-    bias = projection.bias[0 : group.quarter, group.span]
-    nisa.tensor_tensor(dst=dst, data1=sums, data2=bias.expand_dim(3).broadcast(3, T), op=nl.add)
+        nisa.tensor_copy(dst=by_lane, src=sums)
+    else:
+        bias = projection.bias[0 : group.quarter, group.span].expand_dim(3).broadcast(3, T)
+        nisa.tensor_tensor(dst=by_lane, data1=sums, data2=bias, op=nl.add)
+    return result
 
 
 def clamp_tile(tile, clamp):

@@ -15,8 +15,8 @@ from .experts import as_words
 from .tokens import PARTITIONS, Tile, tiles
 
 __all__ = [
-    "I_TILE", "LANES", "QUADRANT", "Projection", "load_down", "load_gate_up", "padded_rows", "quantize_hidden",
-    "transpose_quarters",
+    "I_TILE", "LANES", "QUADRANT", "TOKEN_TILE", "Projection", "load_down", "load_gate_up", "padded_rows", "quantize_hidden",
+    "quantize_lanes", "transpose_quarters",
 ]
 
 LANES = 4  # values of a word
@@ -61,9 +61,14 @@ def quantize_hidden(hidden: nl.tensor, multiple: int = 1) -> tuple[nl.tensor, nl
     if shape[2] > T:
         nisa.memset(values[:, :, T:], value=0)
     (_lanes_from_hbm if is_hbm else _lanes_from_tile)(hidden, values[:, :, 0:T])
-    words = nl.ndarray(shape, dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
-    scales = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.quantize_mx(dst=words, src=values, dst_scale=scales)
+    return quantize_lanes(values)
+
+
+def quantize_lanes(lanes):
+    """Words [128, nHW, T] and scales of lanes [128, nHW, T, 4], all in SBUF."""
+    words = nl.ndarray(lanes.shape[:3], dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
+    scales = nl.ndarray(words.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.quantize_mx(dst=words, src=lanes, dst_scale=scales)
     return words, scales
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from .enums import ActFnType, RouterActFnType
@@ -90,7 +91,8 @@ def mx_hidden(x: np.ndarray) -> np.ndarray:
 
 
 def mx_intermediate(z: np.ndarray) -> np.ndarray:
-    """Products [T, I] as the down projection sees them, in float32."""
+    """Products [T, I] as the down projection sees them, in float32: quantised, from bfloat16 as quantize_mx takes them."""
+    z = z.astype(ml_dtypes.bfloat16)
     index = intermediate_index(z.shape[1])
     values = np.where(index >= 0, z[:, index], 0).astype(np.float32)  # [T, I_p, nI, 4]
     values = np.pad(values, ((0, 0), (0, -index.shape[0] % 8), (0, 0), (0, 0)))
