@@ -59,6 +59,8 @@ def _prepare(rank: int, plan: Plan, arrays: Mapping[str, np.ndarray], fill: int 
         plan.fill(fill)
     for state in plan.states:
         state.rank, state.is_muted = rank, fill is not None
+    for _, loop in plan.loops():
+        loop.trips = 0
     for name, buffer in plan.outputs.items():
         size = buffer.tensor.row_bytes
         if fill is not None or name in plan.holed:
@@ -207,6 +209,7 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
                 if trips == MAX_TRIPS:
                     raise _endless(item.loc, "while")
                 trips += 1
+                item.trips += 1
                 yield from _member(item.body, member, meetings)
         else:
             low, high, step_size = (bound() for bound in item.bounds)
@@ -215,6 +218,7 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
                 raise _endless(item.loc, "for")
             for value in range(low, high, step_size):
                 item.set_variable(value)
+                item.trips += 1
                 yield from _member(item.body, member, meetings)
 
 

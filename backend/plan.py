@@ -56,15 +56,19 @@ class Meeting:
     run: Callable[[Members], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunLoop:
-    """A loop that the machine runs; bounds are functions of the registers' present values."""
+    """A loop that the machine runs; bounds are functions of the registers' present values.
+
+    trips: how many it made in the last run, all its entries together.
+    """
 
     kind: str
     bounds: tuple[Callable[[], int], ...]
     set_variable: Callable[[int], None] | None
     body: Program
     loc: Loc | None
+    trips: int = 0
 
 
 Program = list["list[Step] | Meeting | RunLoop"]
@@ -104,6 +108,12 @@ class Plan:
     holed: frozenset[str] = frozenset()
     memories: tuple[np.ndarray, ...] = ()
 
+    def loops(self) -> Iterator[tuple[int, RunLoop]]:
+        """Core and loop: those of each core in program order, an outer one before those in it."""
+        for core, program in enumerate(self.programs):
+            for loop in _loops(program):
+                yield core, loop
+
     def fill(self, word: int) -> None:
         """A 16-bit word to all of the plan's own memory, sums that the engines keep included."""
         for memory in self.memories:
@@ -112,6 +122,13 @@ class Plan:
         for state in self.states:
             state.scalar_sum[...] = sums
             state.vector_sum[...] = sums
+
+
+def _loops(program: Program) -> Iterator[RunLoop]:
+    for item in program:
+        if isinstance(item, RunLoop):
+            yield item
+            yield from _loops(item.body)
 
 
 def build(module: Module, shuffle: int | None = None) -> Plan:

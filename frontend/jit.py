@@ -21,7 +21,7 @@ from .. import passes
 from ..backend import border, executor, plan
 from ..backend.probe import Probe
 from ..ir.collector import paused_collector
-from ..ir.errors import KernelError
+from ..ir.errors import KernelError, Loc
 from ..ir.graph import Module, Stage
 from ..ir.machine import Target
 from ..ir.machine import target as find_target
@@ -83,6 +83,10 @@ class Compiled:
             else:
                 results = executor.run_ranks(plans, arrays)
         return [self._structured(each) for each in results]
+
+    def trips(self) -> list[tuple[int, Loc | None, int]]:
+        """(core, line, trips in the last run of rank 0) of each loop that the machine runs, an outer one before those in it."""
+        return [(core, loop.loc, loop.trips) for core, loop in self.plan.loops()]
 
     def _structured(self, results: list[np.ndarray]) -> Any:
         if self.structure is None:

@@ -103,6 +103,28 @@ def test_a_while_in_a_while(n, m):
 
 
 @pytest.mark.parametrize("n, m", [(0, 3), (2, 0), (2, 3)])
+def test_a_compiled_kernel_says_how_many_trips_each_loop_made_in_the_last_run(n, m):
+    @nki.jit
+    def kernel(n, m):
+        out = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+        machine = Machine(n, m)
+        for _ in nl.dynamic_range(machine.rm):
+            machine.count()
+        while machine.rn:
+            nl.fori_loop(0, machine.rm, lambda i: machine.count())
+            machine.countdown(machine.rn, machine.n)
+        nisa.dma_copy(dst=out, src=machine.counter)
+        return out
+
+    compiled = kernel.compile(number(0), number(0))
+    for _ in range(2):  # counted anew in each run
+        compiled.run({"n": number(n), "m": number(m)})
+        assert [(core, trips) for core, _, trips in compiled.trips()] == [(0, m), (0, n), (0, n * m)]
+    lines = [loc.line for _, loc, _ in compiled.trips()]
+    assert lines == sorted(set(lines))
+
+
+@pytest.mark.parametrize("n, m", [(0, 3), (2, 0), (2, 3)])
 def test_fori_loops_nest(n, m):
     assert run(lambda k: nl.fori_loop(0, k.rn, lambda i: nl.fori_loop(0, k.rm, lambda j: k.count())), n, m) == n * m
 
