@@ -8,6 +8,7 @@ from opennki import KernelError, jit
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.ir.graph import Stage, instructions
+from opennki.kernels import LibraryKernel
 from opennki.kernels.moe.enums import ActFnType
 from opennki.kernels.moe.examples import mx_experts
 from opennki.kernels.moe.experts import NO_CLAMP, Clamp, Experts
@@ -302,6 +303,15 @@ def test_no_scale_multiplies_nothing_by_affinities(scaled):
     lines = penguin(2, scaled=scaled, biases=False)
     assert any("=multiply" in line and "tensor_tensor dst=" not in line for line in lines) == scaled
     assert any("nc_n_gather" in line for line in lines) == scaled
+
+
+def test_text_runs_as_the_kernel_does(runs_from_text):
+    """Every stage, and the machine's program in other orders that its semaphores allow."""
+
+    def rounded(**arguments):
+        return golden(**arguments).astype(BF16)
+
+    runs_from_text(LibraryKernel(layer, rounded, operands, rtol=RTOL, why="MX operands"), 2, operands(), "gen4")
 
 
 @BOTH
