@@ -74,7 +74,7 @@ def routed(x, w, w_bias, act_fn, k, layout, places, options):
 
 def check_tiles(cores, layout=XSBLayout.tp102, places=("sbuf", "sbuf"), T=4, dtype=np.float32, **options):
     arguments = ENTRY.example(T=T, dtype=dtype, **options)
-    expected = ENTRY.golden(**{**arguments, "router_logits": arguments["router_logits"].astype(np.float32)})
+    expected = ENTRY.golden(**arguments)
     names = ("w", "w_bias", "act_fn", "k")
     taken = (*names, "x", "router_logits", "expert_affinities", "expert_index", "x_hbm_layout", "x_sb_layout")
     actual = routed[cores](
@@ -158,7 +158,7 @@ def test_scatter_of_many_tokens(cores, sharded, T):
 @BY_LAUNCH
 def test_x_in_hbm(cores, sharded, layout, dtype):
     for H in (128, 384):
-        check(cores, T=6, H=H, dtype=dtype, x_hbm_layout=layout, shard_on_tokens=sharded)
+        check(cores, T=6, H=H, dtype=dtype, logits_dtype=dtype, x_hbm_layout=layout, shard_on_tokens=sharded)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
