@@ -191,15 +191,21 @@ def test_the_mask_wants_an_index_of_the_tokens(refused):
     assert (caught.value.code, caught.value.limit) == ("E401", "expert_index is not None")
 
 
-def test_affinities_are_in_hbm():
+@pytest.mark.parametrize("name, hint", [("expert_affinities", "addresses HBM"), ("rank_id", "rank_id is in HBM")])
+def test_affinities_and_rank_are_in_hbm(name, hint):
     @jit
     def from_tiles(expert_affinities, rank_id):
-        tile = nl.ndarray(expert_affinities.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=expert_affinities)
-        return mask_expert_affinities(tile, None, rank_id, 4, 4, 3, nl.float32, False, False)
+        operands = {"expert_affinities": expert_affinities, "rank_id": rank_id}
+        source = operands[name]
+        operands[name] = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=operands[name], src=source)
+        return mask_expert_affinities(
+            **operands, expert_index=None, E_L=4, T=4, K=3, io_dtype=nl.float32, mask_unselected_experts=False,
+            output_in_sbuf=False,
+        )
 
     arguments = MASKED.example()
     with pytest.raises(KernelError) as caught:
         from_tiles(arguments["expert_affinities"], arguments["rank_id"])
-    assert caught.value.code == "E401" and caught.value.limit == "not expert_affinities.buffer.is_on_chip"
-    assert "HBM" in caught.value.hint
+    assert (caught.value.code, caught.value.limit) == ("E401", f"not {name}.buffer.is_on_chip")
+    assert hint in caught.value.hint

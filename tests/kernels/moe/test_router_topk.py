@@ -7,7 +7,7 @@ import pytest
 from opennki import KernelError, jit
 from opennki import isa as nisa
 from opennki import language as nl
-from opennki.kernels.moe.enums import RouterActFnType, XHBMLayout, XSBLayout
+from opennki.kernels.moe.enums import ActFnType, RouterActFnType, XHBMLayout, XSBLayout
 from opennki.kernels.moe.router_topk import ROUTER_TOPK as ENTRY
 from opennki.kernels.moe.router_topk import router_topk
 from opennki.kernels.moe.tokens import fold_shape, tiles
@@ -384,6 +384,7 @@ REFUSED = [
     (1, example(k=2) | {"k": 0}, "1 <= k <= 8", "k=0", "1 to 8"),
     (1, example(w_bias=np.zeros((2, 8), np.float32)), "w_bias.shape in", "float32[2,8]", "[E]"),
     (1, example(shard_on_tokens=True), "cores == 2", "cores=1", "router_topk[2]"),
+    (1, example(act_fn=ActFnType.SiLU), "act_fn.name in", "act_fn=SiLU", "RouterActFnType"),
     (1, example(act_fn=SIGMOID, router_pre_norm=False), "router_pre_norm or use_indirect", "norm=false", "use_indirect"),
     (1, example(T=129, use_indirect_dma_scatter=True), "all(n <= 128", "shares=[129]", "pad T"),
     (2, example(T=258, use_indirect_dma_scatter=True, shard_on_tokens=True), "all(n <= 128", "shares=[129, 129]", "pad T"),
