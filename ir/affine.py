@@ -38,8 +38,8 @@ class Affine:
         return self.constant + sum(term.at(trip[term.variable]) for term in self.terms)
 
     def __str__(self) -> str:
-        constant = [str(self.constant)] if self.constant else []
-        return " + ".join([*map(str, self.terms), *constant])
+        constant = f" {'+-'[self.constant < 0]} {abs(self.constant)}" if self.constant else ""
+        return " + ".join(map(str, self.terms)) + constant
 
 
 def affine_over(first: int, changes: Mapping[str, tuple[range, int]]) -> Any:

@@ -538,6 +538,8 @@ class _Builder:
             part = left.pop()
             if isinstance(part, Token) and part.type != "NUMBERED":
                 constant += self.integer(part)
+            elif not isinstance(part, Token) and part.data == "less":
+                constant -= self.integer(part.children[0])
             elif isinstance(part, Token) or part.data in ("variable", "scaled"):
                 terms.append(self.term(part))
             else:

@@ -319,12 +319,15 @@ class _Roller:
     def end_of_run(self, iterations: list[_Iteration], start: int, level: int) -> int:
         """Past the last iteration that makes one loop with that at `start`.
 
-        Two iterations always are evenly apart: where the second begins a longer run, the first stays alone.
+        Any two iterations are evenly apart. Where the second begins a longer run, the first stays alone; and two of many
+        are a loop by chance, as those of a kernel that does something else in every other trip.
         """
         end = self.even_run(iterations, start, level)
-        if end == start + 2 and self.even_run(iterations, start + 1, level) > start + 3:
-            return start + 1
-        return end
+        if end != start + 2 or len(iterations) == 2:
+            return end
+        is_short = len(iterations[start].items) < 3 or len(iterations) > 4
+        is_first_of_longer = self.even_run(iterations, start + 1, level) > start + 3
+        return start + 1 if is_short or is_first_of_longer else end
 
     def even_run(self, iterations: list[_Iteration], start: int, level: int) -> int:
         end = start + 1
@@ -417,10 +420,12 @@ def _is_in(item: _Item, tag: LoopTag) -> bool:
 def _drop_tag(items: list[_Item]) -> None:
     for item in items:
         item.tags = item.tags[1:]
-        _drop_tag(item.inside())
+        if inside := item.inside():
+            _drop_tag(inside)
 
 
 def _add_tag(items: list[_Item], tag: LoopTag) -> None:
     for item in items:
         item.tags = (tag, *item.tags)
-        _add_tag(item.inside(), tag)
+        if inside := item.inside():
+            _add_tag(inside, tag)
