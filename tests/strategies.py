@@ -40,9 +40,9 @@ class Writer:
     def line(self, text: str) -> None:
         self.lines.append(text)
 
-    def new(self, shape: tuple[int, int], space: str = "sbuf") -> Tile:
+    def new(self, shape: tuple[int, int], space: str = "sbuf", name: str = "") -> Tile:
         self.count += 1
-        tile = Tile(f"t{self.core}_{self.count}", space, np.zeros(shape, np.float32))
+        tile = Tile(name or f"t{self.core}_{self.count}", space, np.zeros(shape, np.float32))
         self.line(f"%{tile.name}: float32[{shape[0]},{shape[1]}] @{space}")
         return tile
 
@@ -175,11 +175,39 @@ class Writer:
             out[k] = row
         self.outputs[name] = out
 
+    def unrolled(self) -> None:
+        """What loops of the author's Python leave: blocks of columns go through a tile each; sometimes the first differs."""
+        src = self.pick("sbuf")
+        rows, width = src.shape
+        dst = self.target(src.shape)
+        self.count += 1
+        line, step = 100 * (self.core + 1) + self.count, self.random.choice([2, 4, 8])
+        first, trips = self.random.choice([0, 0, 3]), self.random.randint(1, 3)
+        is_new, differs = self.random.random() < 0.7, self.random.random() < 0.3
+        name = f"k{self.core}_{self.count}"
+        tile = self.new((rows, step), name=name)
+        result = src.values.copy()
+        self.line(f"tensor_copy dst=%{dst.name} src=%{src.name}")
+        for number, k in enumerate(range(first, first + trips * step, step)):
+            tile = self.new((rows, step), name=f"{name}#{number + 1}") if number and is_new else tile
+            part, tag = f"[:, {k}:{k + step}]", f"k@{line}={k}"
+            self.line(f"tensor_copy dst=%{tile.name} src=%{src.name}{part} in ({tag})")
+            block = src.values[:, k : k + step].copy()
+            for j in range(step):
+                column = f"%{tile.name}[:, {j}:{j + 1}]"
+                op = "subtract" if differs and number == 0 else "add"
+                self.line(f"tensor_scalar dst={column} data={column} op0={op} operand0={2 * j} in ({tag}, j@{line + 1}={j})")
+                block[:, j] += -2 * j if op == "subtract" else 2 * j
+            self.line(f"tensor_copy dst=%{dst.name}{part} src=%{tile.name} in ({tag})")
+            result[:, k : k + step] = block
+        dst.values[:] = result
+        assert first + trips * step <= width
+
     def some(self, count: int, loops: bool) -> None:
         kinds = [self.load, self.fill, self.part, self.part, self.elementwise, self.elementwise, self.scalar, self.turn,
                  self.product, self.reduce, self.store]  # fmt: skip
         for _ in range(count):
-            self.random.choice([*kinds, *[self.loop] * loops])()
+            self.random.choice([*kinds, *[self.loop, self.unrolled] * loops])()
 
 
 def small_integers(seed: int) -> np.ndarray:

@@ -85,6 +85,25 @@ def test_every_stage_prints_and_parses_to_itself(seed):
         assert parse(str(module)) == module
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds)
+def test_rolled_loops_expand_to_the_flat_program(seed):
+    text, x, expected = kernel(seed, *KINDS["two cores with loops" if seed % 2 else "loops"])
+    flat = run_passes(parse(text), TO_PENGUIN[:-1])
+    rolled = run_passes(flat, ["reroll-loops"])
+    expanded = run_passes(rolled, ["expand-loops"])
+    assert [core.body for core in expanded.cores] == [core.body for core in flat.cores]
+    assert parse(str(rolled)) == rolled
+    assert run_passes(rolled, TO_PENGUIN) == rolled
+    assert bits(run_passes(rolled, TO_BIR), x) == [values.tobytes() for values in expected.values()]
+
+
+def test_many_of_the_random_loops_are_rolled():
+    rolled = [str(run_passes(parse(kernel(seed, 1, True)[0]), TO_PENGUIN)) for seed in range(60)]
+    assert sum("for k@" in text for text in rolled) >= 5
+    assert any(re.search(r"for k@.*\n *%", text) for text in rolled)  # a tile of each trip
+
+
 # --- semaphores --------------------------------------------------------------------------------------------------
 
 
@@ -159,4 +178,4 @@ def test_the_random_kernels_are_rich():
     found = set(re.findall(r"^(?:\w+\.)?(\w+) (?:dst|data)=", texts(60), re.M))
     assert found >= {"dma_copy", "memset", "tensor_copy", "tensor_tensor", "tensor_scalar", "activation", "nc_transpose",
                      "nc_matmul", "tensor_reduce", "core_barrier"}  # fmt: skip
-    assert "for %" in texts(60) and ":2]" in texts(60)
+    assert "for %" in texts(60) and ":2]" in texts(60) and " in (k@" in texts(60)
