@@ -27,6 +27,7 @@ __all__ = [
     "ANY",
     "FLOATS",
     "INDEX_DTYPES",
+    "INSTRUCTION_LEGAL",
     "INTS",
     "NOT_PACKED",
     "TABLE",
@@ -316,6 +317,7 @@ class Row:
     kept: Callable[[Instruction], Kept] = _keeps_nothing
     meets: str = ""
     module: str = "nisa"
+    issue: Callable[[Instruction], str] = lambda instr: "plain"
 
     @cached_property
     def operands(self) -> tuple[Param, ...]:
@@ -372,6 +374,7 @@ def instruction(
     checks: tuple[Callable[[Instruction, Target, dict[str, int]], None], ...] = (),
     since: NCVersion = NCVersion.gen3,
     cycles: Callable[[dict[str, int], Instruction, Target], float],
+    issue: str | Callable[[Instruction], str] = "plain",
     poison: str,
     formula: str = "",
     source: str = "",
@@ -387,7 +390,9 @@ def instruction(
     engines:       those that can run it; choose_engine(instruction, target) picks one where the author did not.
     limits:        elements of a named dimension, one number or one a generation.
     checks:        rules that no field can state: check(instruction, target, dims) raises KernelError.
-    cycles:        cycles(dims, instruction, target) of the engine, busy time; the bytes of a DMA are costed elsewhere.
+    cycles:        cycles(dims, instruction, target) of the engine for the elements; the rest of its cost is in ir/timing.
+    issue:         the kind of its fixed times there, or issue(instruction): plain, two_inputs, tensor_scalar, reciprocal,
+                   activation.
     poison:        rule of ir/poison.py: which output bytes a never-written input byte reaches.
     formula:       the semantics in one line, for the reference page.
     canonical:     attributes as the IR keeps them, given operands and attributes as the author wrote them.
@@ -416,6 +421,7 @@ def instruction(
         kept,
         meets,
         module,
+        issue if callable(issue) else lambda instr: issue,
     )
     _ROWS[name] = row
     return row
@@ -465,14 +471,14 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
     raises: KernelError E101 (memory), E102 (limit), E103 (dtype), E104 (shape), E106 (engine), E108 (generation),
             E109 (operand missing, or a number where a tile belongs), or what the row's own checks raise.
     """
-    found: tuple[Target, dict[str, int]] | None = getattr(instr, _FOUND, None)
+    found: tuple[Target, dict[str, int]] | None = getattr(instr, INSTRUCTION_LEGAL, None)
     if found is None or found[0] is not target:
         found = target, _checked(instr, target)
-        object.__setattr__(instr, _FOUND, found)
+        object.__setattr__(instr, INSTRUCTION_LEGAL, found)
     return found[1]
 
 
-_FOUND = "_found"  # beside the fields of an instruction, as the value of a cached property is
+INSTRUCTION_LEGAL = "_legal"  # beside the fields of an instruction: on which target it is, and its dimensions
 
 
 def _checked(instr: Instruction, target: Target) -> dict[str, int]:

@@ -36,7 +36,7 @@ from .machine import Engine, Space, Target
 from .static_loops import check_static_loops, typical_statements
 from .table import INDEX_DTYPES, check_instruction, fail, lookup
 
-__all__ = ["MAX_FREE_DIMS", "QUEUES", "verify"]
+__all__ = ["MAX_FREE_DIMS", "OPERANDS_LEGAL", "QUEUES", "verify"]
 
 # Free pairs of an on-chip pattern (Trainium architecture guide: up to 4; which instruction takes fewer is unpublished).
 MAX_FREE_DIMS = 4
@@ -240,14 +240,15 @@ def _unique_names(module: Module) -> None:
 def _check_statement(statement: Statement, module: Module) -> None:
     if isinstance(statement, Loop):
         _check_loop(statement, module)
-    elif isinstance(statement, Instruction) and getattr(statement, _LEGAL, None) != (module.stage, module.target):
-        for name, operand in statement.operands.items():
-            _check_operand(statement, name, operand, module)
+    elif isinstance(statement, Instruction):
+        if getattr(statement, OPERANDS_LEGAL, None) != (module.stage, module.target):
+            for name, operand in statement.operands.items():
+                _check_operand(statement, name, operand, module)
+            object.__setattr__(statement, OPERANDS_LEGAL, (module.stage, module.target))  # they never change
         check_instruction(statement, module.target)
-        object.__setattr__(statement, _LEGAL, (module.stage, module.target))  # it never changes: once is enough
 
 
-_LEGAL = "_legal"  # beside the fields of an instruction, as table.check_instruction does
+OPERANDS_LEGAL = "_operands_legal"  # beside the fields of an instruction: at which stage and on which target they are
 
 
 def _check_loop(loop: Loop, module: Module) -> None:

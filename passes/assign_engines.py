@@ -9,7 +9,7 @@ from ..ir.graph import Instruction, Loop, Module, Stage, Statement
 from ..ir.machine import DGEMode, Engine, Target
 from ..ir.table import check_instruction, lookup
 from .pipeline import register_pass
-from .rewrite import map_statements
+from .rewrite import changed, map_statements
 
 __all__ = ["assign_engines", "queue_of"]
 
@@ -29,7 +29,7 @@ def assign_engines(module: Module) -> Module:
 
 def _assigned(instr: Instruction, target: Target) -> Instruction:
     if instr.engine in (None, Engine.unknown):
-        instr = replace(instr, engine=lookup(instr.op, instr.loc).choose_engine(instr, target))
+        instr = changed(instr, engine=lookup(instr.op, instr.loc).choose_engine(instr, target))
         check_instruction(instr, target)
     return instr
 

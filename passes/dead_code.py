@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..ir.graph import Access, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, statements
 from ..ir.table import TABLE
 from .pipeline import register_pass
+from .rewrite import changed
 
 __all__ = ["dead_code"]
 
@@ -98,7 +99,7 @@ def _with_orders(body: tuple[Statement, ...], dropped: dict[str, tuple[str, ...]
         if isinstance(statement, Loop):
             statement = replace(statement, body=_with_orders(statement.body, dropped))
         elif isinstance(statement, Instruction) and not dropped.keys().isdisjoint(statement.after):
-            statement = replace(statement, after=tuple(dict.fromkeys(_earlier(statement.after, dropped))))
+            statement = changed(statement, after=tuple(dict.fromkeys(_earlier(statement.after, dropped))))
         result.append(statement)
     return tuple(result)
 

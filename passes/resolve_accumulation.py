@@ -14,7 +14,7 @@ from ..ir.machine import NCVersion, Space, Target
 from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN
 from ..ir.table import TABLE, fail
 from .pipeline import register_pass
-from .rewrite import map_statements
+from .rewrite import changed, map_statements
 from .shadow import Shadow, repeat, static_trips, written_tensors
 
 __all__ = ["resolve_accumulation"]
@@ -60,7 +60,7 @@ class _Resolver:
             if id(statement) not in self.decided:
                 return statement
             assert isinstance(statement, Instruction)
-            return replace(statement, attrs={**statement.attrs, **self.decided[id(statement)]})
+            return changed(statement, attrs={**statement.attrs, **self.decided[id(statement)]})
 
         return replace(self.core, body=map_statements(self.core.body, resolve))
 

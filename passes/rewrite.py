@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ..ir.graph import Instruction, Loop, Queue, Statement
+from ..ir.table import INSTRUCTION_LEGAL
+from ..ir.verifier import OPERANDS_LEGAL
 
-__all__ = ["map_statements"]
+__all__ = ["changed", "map_statements"]
 
 
 def map_statements(
@@ -26,3 +29,18 @@ def map_statements(
         if changed is not None:
             result.append(changed)
     return tuple(result)
+
+
+def changed(instr: Instruction, **fields: Any) -> Instruction:
+    """`replace`; and what was found of the instruction comes along where it does not depend on these fields."""
+    result = replace(instr, **fields)
+    for finding, depends_on in _FINDINGS.items():
+        if depends_on.isdisjoint(fields) and hasattr(instr, finding):
+            object.__setattr__(result, finding, getattr(instr, finding))
+    return result
+
+
+_FINDINGS = {
+    OPERANDS_LEGAL: frozenset({"op", "operands"}),
+    INSTRUCTION_LEGAL: frozenset({"op", "operands", "attrs", "engine"}),
+}

@@ -9,6 +9,7 @@ from ..ir.graph import Core, Instruction, Loop, Module, Semaphore, Stage, Statem
 from .assign_engines import queue_of
 from .dependences import dependence_graph
 from .pipeline import register_pass
+from .rewrite import changed
 
 __all__ = ["DMA_SIGNAL", "synchronise"]
 
@@ -59,11 +60,13 @@ def _block(block: list[Instruction], core: int) -> list[Instruction]:
             value[source, consumer] = number * amount
             signals[source].append(Semaphore(consumer, amount))
     return [
-        replace(
+        changed(
             instr,
             waits=tuple(Semaphore(queues[s], value[s, queues[node]]) for s in needs.get(node, ())),
             signals=tuple(signals.get(node, ())),
         )
+        if node in needs or node in signals
+        else instr
         for node, instr in enumerate(block)
     ]
 

@@ -10,6 +10,7 @@ from opennki.ir.machine import TARGETS, Engine
 from opennki.ir.parser import parse
 from opennki.ir.table import check_instruction
 from opennki.ir.verifier import verify
+from opennki.passes.rewrite import changed
 
 PENGUIN = """kernel @copy stage=penguin target=gen3 {
   shared %y: float32[64,32] @shared_hbm
@@ -31,12 +32,17 @@ def error_of(check, *args):
     return error.value.code
 
 
-def with_instruction(module, position, **changes):
+@pytest.fixture(params=[replace, changed])
+def with_instruction(request):
     """The module with one of its instructions changed, all others the same objects."""
-    (core,) = module.cores
-    body = list(core.body)
-    body[position] = replace(body[position], **changes)
-    return replace(module, cores=(replace(core, body=tuple(body)),))
+
+    def change(module, position, **changes):
+        (core,) = module.cores
+        body = list(core.body)
+        body[position] = request.param(body[position], **changes)
+        return replace(module, cores=(replace(core, body=tuple(body)),))
+
+    return change
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def verified():
     return module
 
 
-def test_a_changed_operand_is_verified_again(verified):
+def test_a_changed_operand_is_verified_again(verified, with_instruction):
     (core,) = verified.cores
     (small,) = [tensor for tensor in core.tensors if tensor.name == "b"]
     memset = core.body[0]
@@ -54,12 +60,12 @@ def test_a_changed_operand_is_verified_again(verified):
     assert error_of(verify, with_instruction(verified, 0, operands=beyond)) == "E306"
 
 
-def test_a_changed_attribute_is_verified_again(verified):
+def test_a_changed_attribute_is_verified_again(verified, with_instruction):
     tensor_tensor = verified.cores[0].body[1]
     assert error_of(verify, with_instruction(verified, 1, attrs={**tensor_tensor.attrs, "op": "bypass"})) == "E105"
 
 
-def test_a_changed_engine_is_verified_again(verified):
+def test_a_changed_engine_is_verified_again(verified, with_instruction):
     assert error_of(verify, with_instruction(verified, 1, engine=Engine.tensor)) == "E106"
 
 
