@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
+from typing import NamedTuple
 
 from ..ir.graph import Instruction
 from ..ir.regions import Region, region_of
@@ -25,74 +24,105 @@ def accesses(instr: Instruction, core: int) -> Iterator[tuple[str, Region, bool,
         yield param.name, region_of(operand, core), param.reads, param.writes
 
 
-class _Memory:
-    """The accesses to one memory that a later one may have to wait for, with bounds in arrays for a quick search."""
+class _Spans:
+    """Numbers by the bytes from start to end that they stand for.
+
+    Spans of 2^(k-1) < length <= 2^k bytes are kept in buckets of 2^k bytes, so that each lies in one or two of them.
+    """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Region, int, bool, str] | None] = []
-        self.reads: dict[tuple[str, Region], int] = {}
-        self.bounds = np.zeros((64, 4), np.int64)
-        self.dead = 0
+        self.buckets: dict[int, dict[int, set[int]]] = {}  # by k, then by position
 
-    def touching(self, region: Region) -> list[int]:
-        """Entries whose bounding box meets that of the region."""
-        b = self.bounds[: len(self.entries)]
-        meets = (b[:, 0] < region.end) & (b[:, 1] > region.start)
-        meets &= (b[:, 2] < region.end_partition) & (b[:, 3] > region.first_partition)
-        return np.flatnonzero(meets).tolist()
+    def add(self, number: int, start: int, end: int) -> None:
+        k = (end - start - 1).bit_length()
+        buckets = self.buckets.setdefault(k, {})
+        for position in {start >> k, (end - 1) >> k}:
+            buckets.setdefault(position, set()).add(number)
+
+    def remove(self, number: int, start: int, end: int) -> None:
+        k = (end - start - 1).bit_length()
+        buckets = self.buckets[k]
+        for position in {start >> k, (end - 1) >> k}:
+            buckets[position].discard(number)
+            if not buckets[position]:
+                del buckets[position]
+
+    def near(self, start: int, end: int) -> set[int]:
+        """All numbers whose spans share a byte with this one, and some neighbours."""
+        found: set[int] = set()
+        for k, buckets in self.buckets.items():
+            first, last = start >> k, (end - 1) >> k
+            if last - first < len(buckets):
+                for position in range(first, last + 1):
+                    if position in buckets:
+                        found |= buckets[position]
+            else:
+                found.update(*(numbers for position, numbers in buckets.items() if first <= position <= last))
+        return found
+
+
+class _Entry(NamedTuple):
+    """An access that a later one may have to wait for."""
+
+    region: Region
+    node: int
+    is_write: bool
+    queue: str
+
+
+class _Memory:
+    """The accesses to one memory, numbered as they came."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, _Entry] = {}
+        self.count = 0
+        self.reads: dict[tuple[str, Region], int] = {}
+        self.spans = {False: _Spans(), True: _Spans()}  # of reads and of writes
+
+    def touching(self, region: Region, writes: bool) -> list[int]:
+        """The accesses, as far as one of the two writes, that may share bytes with the region."""
+        found = self.spans[True].near(region.start, region.end)
+        if writes:
+            found |= self.spans[False].near(region.start, region.end)
+        return sorted(found)
 
     def add(self, region: Region, node: int, is_write: bool, queue: str) -> None:
+        entry = _Entry(region, node, is_write, queue)
         if not is_write:
             # A queue runs in order, so its latest read of a region stands for the earlier ones.
-            slot = self.reads.get((queue, region))
-            if slot is not None and self.entries[slot] is not None:
-                self.entries[slot] = (region, node, False, queue)
+            number = self.reads.get((queue, region))
+            if number is not None:
+                self.entries[number] = entry
                 return
-            self.reads[queue, region] = len(self.entries)
-        if len(self.entries) == len(self.bounds):
-            self.bounds = np.concatenate([self.bounds, np.zeros_like(self.bounds)])
-        self.bounds[len(self.entries)] = (region.start, region.end, region.first_partition, region.end_partition)
-        self.entries.append((region, node, is_write, queue))
+            self.reads[queue, region] = self.count
+        self.entries[self.count] = entry
+        self.spans[is_write].add(self.count, region.start, region.end)
+        self.count += 1
+
+    def drop(self, number: int) -> None:
+        region, _, is_write, queue = self.entries.pop(number)
+        self.spans[is_write].remove(number, region.start, region.end)
+        if not is_write:
+            del self.reads[queue, region]
 
     def conflicts(
         self, region: Region, node: int, reads: bool, writes: bool, ordered: str | None
     ) -> Iterator[tuple[int, str]]:
         """Earlier nodes that share bytes with the region, at least one of the two writing; none of queue `ordered`."""
-        for slot in self.touching(region):
-            entry = self.entries[slot]
-            if entry is None:
-                continue
-            earlier, source, was_write, queue = entry
+        for number in self.touching(region, writes):
+            earlier, source, was_write, queue = self.entries[number]
             if queue == ordered:
                 if writes and source != node and region.covers(earlier):
-                    self.drop(slot)
+                    self.drop(number)
                 continue
-            if source == node or not (was_write or writes) or not earlier.overlaps(region):
+            if source == node or not earlier.overlaps(region):
                 continue
             if was_write and reads:
                 yield source, "RAW"
             if writes:
                 yield source, "WAW" if was_write else "WAR"
                 if region.covers(earlier):
-                    self.drop(slot)
-
-    def drop(self, slot: int) -> None:
-        self.entries[slot] = None
-        self.bounds[slot] = (1, 0, 1, 0)  # meets nothing
-        self.dead += 1
-
-    def compact(self) -> None:
-        """Close the gaps once they are the larger part."""
-        if self.dead <= 64 or self.dead <= len(self.entries) // 2:
-            return
-        kept = [slot for slot, entry in enumerate(self.entries) if entry is not None]
-        self.entries = [self.entries[slot] for slot in kept]
-        bounds = np.zeros((max(64, 2 * len(kept)), 4), np.int64)
-        bounds[: len(kept)] = self.bounds[kept]
-        self.bounds, self.dead = bounds, 0
-        self.reads = {
-            (entry[3], entry[0]): slot for slot, entry in enumerate(self.entries) if entry is not None and not entry[2]
-        }
+                    self.drop(number)
 
 
 class Conflicts:
@@ -120,4 +150,3 @@ class Conflicts:
                 memory.add(region, node, False, queue)
             if writes:
                 memory.add(region, node, True, queue)
-            memory.compact()
