@@ -14,6 +14,9 @@ from .moe.mask_expert_affinities import (
     mask_expert_affinities,
     masked_affinities,
 )
+from .moe.moe_block_reference import MOE_BLOCK_TKG
+from .moe.moe_block_tkg import moe_block_tkg
+from .moe.moe_tkg import MOE_TKG, moe_tkg
 from .moe.rmsnorm_mx_quantize_tkg import RMSNORM_MX_QUANTIZE_TKG, rmsnorm_mx_quantize_tkg
 from .moe.rmsnorm_tkg import RMSNORM_TKG, rmsnorm_tkg
 from .moe.router_topk import ROUTER_TOPK, router_topk
@@ -24,6 +27,7 @@ from .tp_broadcast import TP_BROADCAST, tp_broadcast
 __all__ = [
     "LIBRARY", "LibraryKernel", "block_decisions", "find_nonzero_indices", "find_nonzero_indices_with_count",
     "find_routed_tokens", "indexed_flatten", "mask_expert_affinities", "masked_affinities", "matmul_broadcast",
+    "moe_block_tkg", "moe_tkg",
     "rmsnorm_mx_quantize_tkg", "rmsnorm_tkg", "routed_tokens", "router_topk", "stream_shuffle_broadcast", "tp_broadcast",
 ]
 
@@ -32,6 +36,6 @@ LIBRARY: dict[str, LibraryKernel] = {
     for entry in (
         FIND_NONZERO_INDICES, FIND_NONZERO_INDICES_WITH_COUNT, INDEXED_FLATTEN, STREAM_SHUFFLE_BROADCAST, TP_BROADCAST,
         MATMUL_BROADCAST, ROUTED_TOKENS, RMSNORM_TKG, RMSNORM_MX_QUANTIZE_TKG, ROUTER_TOPK, MASK_EXPERT_AFFINITIES,
-        MASKED_AFFINITIES,
+        MASKED_AFFINITIES, MOE_TKG, MOE_BLOCK_TKG,
     )
 }

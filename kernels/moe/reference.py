@@ -140,25 +140,30 @@ def moe_layer(
 
 def route(
     logits: np.ndarray, act_fn: RouterActFnType, k: int, pre_norm: bool, norm_topk: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """The k chosen experts of each token, uint32 [T, k] from best to worst, and the affinities, float32 [T, E].
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The k chosen experts of each token, best first, uint32 [T, k]; their affinities [T, k]; all affinities [T, E].
 
-    pre_norm: activation of all logits, then top-k of the activations; with norm_topk the chosen ones are divided by their
-    sum, else affinities are dense: those of all experts. Otherwise top-k of the logits, then the activation of the chosen ones.
-    Of equal values the first expert is the better one.
+    pre_norm: the activation of all logits; with norm_topk the chosen ones are divided by their sum and the others are 0,
+    else affinities are dense. Not pre_norm: the activation of the k logits, 0 elsewhere. The best have the largest logits
+    (activations may saturate); of equal ones the first.
     """
-    def act(x: np.ndarray) -> np.ndarray:
-        if act_fn is RouterActFnType.SIGMOID:
-            return 1 / (1 + np.exp(-x))
-        exps = np.exp(x - x.max(axis=-1, keepdims=True))
-        return exps / exps.sum(axis=-1, keepdims=True)
-
-    values = act(logits) if pre_norm else logits
-    index = np.argsort(-values, axis=-1, kind="stable")[:, :k]
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    activate = _softmax if act_fn is RouterActFnType.SOFTMAX else _sigmoid
+    dense = activate(logits)
+    eager = np.take_along_axis(dense, chosen, axis=1) if pre_norm else activate(np.take_along_axis(logits, chosen, axis=1))
     if pre_norm and not norm_topk:
-        return index.astype(np.uint32), values
-    chosen = np.take_along_axis(values, index, axis=-1)
-    chosen = chosen / chosen.sum(axis=-1, keepdims=True) if pre_norm else act(chosen)
+        return chosen.astype(np.uint32), eager, dense
+    if pre_norm:
+        eager = eager / eager.sum(axis=1, keepdims=True)
     affinities = np.zeros_like(logits)
-    np.put_along_axis(affinities, index, chosen, axis=-1)
-    return index.astype(np.uint32), affinities
+    np.put_along_axis(affinities, chosen, eager, axis=1)
+    return chosen.astype(np.uint32), eager, affinities
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(x - x.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))

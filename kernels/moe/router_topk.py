@@ -16,6 +16,7 @@ from ... import language as nl
 from ..library import LibraryKernel
 from .chosen import chosen_mask
 from .enums import RouterActFnType, XHBMLayout, XSBLayout
+from .reference import route
 from .router_logits import load_bias, load_hidden, load_weights, project
 from .token_rows import TokenRows
 from .tokens import PARTITIONS, Tile, tiles, token_share
@@ -228,31 +229,10 @@ def golden(
     logits = hidden @ w.astype(np.float32)
     if w_bias is not None:
         logits = logits + w_bias.reshape(1, -1).astype(np.float32)
-    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
-    activate = _softmax if act_fn is RouterActFnType.SOFTMAX else _sigmoid
-    affinities = np.zeros_like(logits)
-    if not router_pre_norm:
-        eager = activate(np.take_along_axis(logits, chosen, axis=1))
-        np.put_along_axis(affinities, chosen, eager, axis=1)
-    else:
-        affinities = activate(logits)
-        eager = np.take_along_axis(affinities, chosen, axis=1)
-        if norm_topk_prob:
-            eager = eager / eager.sum(axis=1, keepdims=True)
-            affinities = np.zeros_like(logits)
-            np.put_along_axis(affinities, chosen, eager, axis=1)
-    index = expert_index if skip_store_expert_index else chosen.astype(np.uint32)
+    chosen, eager, affinities = route(logits, act_fn, k, router_pre_norm, norm_topk_prob)
+    index = expert_index if skip_store_expert_index else chosen
     results = [logits.astype(router_logits.dtype), index, affinities.astype(expert_affinities.dtype)]
     return [*results, eager] if return_eager_affi else results
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-logits))
 
 
 def example(
