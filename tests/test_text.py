@@ -112,10 +112,22 @@ PENGUIN = """kernel @k stage=penguin target=gen3 {
     while %n {
       sync.register_move dst=%n src=0
     }
+    for k@12 in range(0, 64, 16) in (j@11=2) {
+      %t: float32[32,16] @sbuf
+      for k#2@30 in range(5, 2, -1) {
+        vector.memset dst=%a{k/16*32:k/16*32 + 16 | k#2 + k*-1 + 50 + [1 x 1]} value=k#2*2 - 3
+        gpsimd.iota dst=%b{0:32 | k#2 - 1 + [1 x 4]} pattern=[[k/8, 2], [2, 2]] offset=k in (i@31=1)
+        vector.tensor_scalar dst=%a{0:32 | 0 + [1 x 16]} data=%t{0:32 | 0 + [1 x 16]} op0=add operand0=k
+      }
+      dma.dma_copy dst=%a{0:4 | 0 + [1 x 64]} src=%x{k*64 + [64 x 4] [1 x 64] + (scalar %b{0:1 | k/16 + [1 x 1]} * 64 walk 1 in k*-1:k*-1 + 125)}
+      for %n in 0 to 3 step 1 {
+        vector.memset dst=%t{0:32 | k/16 + [1 x 1]} value=1
+      }
+    }
   }
   return %y
 }
-"""
+"""  # noqa: E501
 
 BIR = """kernel @k stage=bir target=gen3 {
   param %x: float32[128,64] @shared_hbm at 0x0000
@@ -293,6 +305,18 @@ def to_the_end(text: str) -> None:
 
 
 SBUF = "sbuf[0:128, 0x0000] float32 [1 x 64]"
+
+
+def in_loop(trips: int, *lines: str) -> str:
+    """A penguin kernel with a static loop over k; the body starts on line 10."""
+    return kernel(f"for k@1 in range(0, {trips}) {{", *lines, "}", stage="penguin")
+
+
+def one(offset: str, line: str = "memset dst=% value=0") -> str:
+    """An instruction on one element of each partition."""
+    return line.replace("%", f"%t{{0:128 | {offset} + [1 x 1]}}")
+
+
 IN_VECTOR = "queue vector {{\n{}\n}}"
 
 CASES = {
@@ -412,6 +436,34 @@ CASES = {
     "variable in SBUF": ("E603", 9, kernel("for %i in 0 to 3 step 1 {", "}")),
     "undeclared variable": ("E602", 9, kernel("for %j in 0 to 3 step 1 {", "}")),
     "loops without end": ("E603", 41, kernel(*["while %n {"] * 1000, *["}"] * 1000)),
+    # static loops
+    "static loop at stage trace": ("E603", 9, kernel("for k@1 in range(0, 2) {", "}")),
+    "static loop at stage bir": ("E603", 9, kernel("for k@1 in range(0, 2) {", "}", stage="bir")),
+    "static loop without trips": ("E603", 9, kernel("for k@1 in range(2, 2) {", "}", stage="penguin")),
+    "static loop with a step of zero": ("E603", 9, kernel("for k@1 in range(0, 2, 0) {", "}", stage="penguin")),
+    "more trips than there is time for": ("E603", None, in_loop(4611686018427387903)),
+    "static loops of one name": ("E602", 10, in_loop(2, "for k@2 in range(0, 2) {", "}")),
+    "variable behind its loop": ("E602", 11, kernel("for k@1 in range(0, 2) {", "}", one("k"), stage="penguin")),
+    "unknown variable": ("E602", 10, in_loop(2, one("j*2"))),
+    "variable divided by zero": ("E603", 10, in_loop(2, one("k/0"))),
+    "variable for a float": (
+        "E105", 10, in_loop(2, one("k", "affine_select dst=% pattern=[[1, 1]] channel_multiplier=0 on_true_tile=% "
+                                        "on_false_value=k"))),
+    "variable for a word": ("E105", 10, in_loop(2, one("k", "tensor_scalar dst=% data=% op0=k*2"))),
+    "variable in a view": ("E601", 10, in_loop(2, "memset dst=%t[k:3] value=0")),
+    "partitions of varying number": ("E603", 10, in_loop(2, "memset dst=%t{0:k + 1 | 0 + [1 x 64]} value=0")),
+    "name in a static loop": ("E603", 10, in_loop(2, one("k", "memset dst=% value=0 name=a"))),
+    "last trip past the end": ("E306", 10, in_loop(65, one("k"))),
+    "first trip before the start": ("E306", 10, in_loop(60, one("k - 1"))),
+    "corner of two loops past the end": ("E306", 11, in_loop(8, "for j@2 in range(0, 9) {", one("k*8 + j"), "}")),
+    "partitions of the last trip": ("E306", 10, in_loop(5, "memset dst=%t{k*32:k*32 + 32 | 0 + [1 x 64]} value=0")),
+    "start partition of a trip in between": (
+        "E102", 10, in_loop(3, "memset dst=%t{k*16:k*16 + 16 | 0 + [1 x 64]} value=0")),
+    "bank border in a trip in between": (
+        "E102", 11, in_loop(8, "%r: float32[128,1024] @psum", "nc_matmul dst=%r{0:64 | k*100 + [1 x 64]} "
+                               "stationary=%t{0:128 | 0 + [1 x 64]} moving=%t{0:128 | 0 + [1 x 64]}")),
+    "indices of the last trip": (
+        "E306", 10, in_loop(3, "memset dst=%t{0:128 | 0 + [1 x 8] + (scalar %n * 8 in 0:k + 7)} value=0")),
     # stages
     "access at stage trace": ("E603", 9, kernel("memset dst=%t{0:128 | 0 + [1 x 64]} value=0")),
     "place at stage trace": ("E603", 9, kernel(f"memset dst={SBUF} value=0")),
@@ -546,6 +598,19 @@ SMALL = {
         "}",
         "dma_copy dst=%x src=%t name=a",
         'dma_copy dst=%x.ap([[64, 8], [1, 64]], vector_offset=%i[0:8]) src=%t[0:8] after "a"',
+        tail="  return %x\n",
+    ),
+    "penguin": kernel(
+        "dma.dma_copy dst=%t{0:128 | 0 + [1 x 64]} src=%x{0 + [1 x 8192]}",
+        "for k@1 in range(0, 64, 16) in (i@7=3) {",
+        "%o: float32[32,16] @sbuf",
+        "for j@2 in range(0, 4) {",
+        "vector.tensor_copy dst=%o{0:32 | 0 + [1 x 16]} src=%t{j*32:j*32 + 32 | k + [1 x 16]}",
+        "vector.tensor_scalar dst=%t{j*32:j*32 + 32 | k + [1 x 16]} data=%o{0:32 | 0 + [1 x 16]} op0=add operand0=k/4*3 - 1",
+        "}",
+        "}",
+        "dma.dma_copy dst=%x{0 + [1 x 8192]} src=%t{0:128 | 0 + [1 x 64]}",
+        stage="penguin",
         tail="  return %x\n",
     ),
     "bir": BIR,
