@@ -279,7 +279,7 @@ class _Analysis:
         if all(isinstance(level, int) and level == CLEAN for level in levels.values()):
             return _Inputs({}, None, certain, frozenset(levels))
         arrays = {
-            name: np.broadcast_to(np.uint8(level), _shape(instr, name)) if isinstance(level, int) else level
+            name: np.full(_shape(instr, name), level, np.uint8) if isinstance(level, int) else level
             for name, level in levels.items()
         }
         return _Inputs(arrays, self._note_reads(core, instr, arrays), certain, frozenset(levels))
@@ -312,6 +312,8 @@ class _Analysis:
         """Record reads of never-written bytes; returns where the poison in the operands came from."""
         origin: _Origin | None = None
         for name, level in used(instr, levels).items():
+            if level.max(initial=CLEAN) == CLEAN:
+                continue
             operand = instr.operands[name]
             assert isinstance(operand, Access)
             if count := int(np.count_nonzero(level == UNWRITTEN)):

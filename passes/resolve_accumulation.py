@@ -89,14 +89,15 @@ class _Resolver:
             if "accumulate" not in instr.attrs:  # the rows of matmuls have it, and no others
                 shadow.write(operand, OTHER_WROTE)
                 continue
-            old = np.broadcast_to(shadow.read(operand), operand.shape)
+            old = shadow.read(operand)
             if instr.attrs["accumulate"] is None:
-                self._decide(instr, name, old)
+                self._decide(instr, name, np.full((1, 1), old) if isinstance(old, int) else old)
             elif instr.attrs["accumulate"] and not instr.attrs.get("is_transpose"):
-                self._check_explicit(instr, name, old)
+                self._check_explicit(instr, name, np.broadcast_to(old, operand.shape))
             shadow.write(operand, MATMUL_WROTE)
 
     def _decide(self, instr: Instruction, name: str, old: np.ndarray) -> None:
+        """old: of each element, or one for all of them."""
         if instr.attrs.get("is_transpose"):  # moves bits, never adds
             self.decided[id(instr)] = {"accumulate": False}
             return

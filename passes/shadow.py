@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ..ir.graph import Access, Instruction, Loop, Statement, Tensor, statements
 from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN, join
@@ -102,9 +101,9 @@ class Shadow:
         self._split(access.dtype.nbytes)
         if access.dynamic is None:
             region = self._view(access, access.pattern)
-            return _elements(region) if region.any() else CLEAN
+            return _elements(region) if region.max() != CLEAN else CLEAN
         region = self._reachable(access)
-        if not region.any():
+        if region.max() == CLEAN:
             return CLEAN
         if region.ndim == 1:  # too many places to tell apart
             return int(_either(region))
@@ -173,7 +172,7 @@ class Shadow:
         axes.append((1, size))
         last = first + sum(step * (count - 1) for step, count in axes)
         assert first >= 0 and last < len(self._cells), f"an access of %{self.tensor.name} beyond its end"
-        return as_strided(self._cells[first:], [count for _, count in axes], [step for step, _ in axes])
+        return np.ndarray([count for _, count in axes], np.uint8, self._cells, first, [step for step, _ in axes])
 
     def _range(self, access: Access) -> np.ndarray:
         """The cells from the first to the last that an access in HBM can reach."""
@@ -216,8 +215,8 @@ def _one_number(levels: np.ndarray | int) -> np.ndarray | int:
     """The level as a number where all elements have the same."""
     if isinstance(levels, int):
         return levels
-    first = levels.flat[0]
-    return int(first) if (levels == first).all() else levels
+    lowest = levels.min()
+    return int(lowest) if lowest == levels.max() else levels
 
 
 def _shaped(levels: np.ndarray | int, shape: tuple[int, ...]) -> np.ndarray | int:
