@@ -8,7 +8,7 @@ from __future__ import annotations
 from ... import Gate, gates
 from ... import language as nl
 from .combine import add_up, in_all_partitions
-from .dense import Job, h_share, load_hidden, max_columns, store_hidden
+from .dense import Task, h_share, load_hidden, max_columns, store_hidden
 from .down_projection import down_projection
 from .experts import Experts
 from .gate_up_projection import gate_up_projection
@@ -50,8 +50,8 @@ def all_expert(hidden, experts: Experts, affinities, output, *, scaled: bool):
         x = load_hidden(hidden, h, tokens)
         total = nl.ndarray((PARTITIONS, Hs1, tokens.size), dtype=nl.float32, buffer=nl.sbuf)
         for batch in tiles(experts.count, max(1, max_columns(Hs1) // tokens.size)):
-            jobs = [Job(e, x) for e in range(batch.start, batch.stop)]
-            results = down_projection(gate_up_projection(jobs, experts, h), jobs, experts, h)
+            tasks = [Task(x, list(range(batch.start, batch.stop)))]
+            results = down_projection(gate_up_projection(tasks, experts, h), tasks, experts, h)
             by_token = results.reshape_dim(2, (batch.size, tokens.size)).permute((0, 1, 3, 2))
             factors = _factors(affinities, tokens, batch) if scaled else None
             add_up(total, by_token, factors, is_first=batch.number == 0)

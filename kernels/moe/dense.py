@@ -1,4 +1,4 @@
-"""What the dense leaves share: jobs, this core's part of H, PSUM eviction, and hidden states on their way in and out.
+"""What the dense leaves share: tasks, this core's part of H, PSUM eviction, and hidden states on their way in and out.
 
 Hidden states in SBUF are [128, T, Hs1]: h = start + p * Hs1 + c, where a core has the part start..stop of H, Hs1 = (stop -
 start) / 128. That is layout tp102 of all of H, and this core's half of tp2013.
@@ -7,6 +7,7 @@ Source: nki-library documentation, layouts and dense projections of the MoE kern
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ... import isa as nisa
@@ -14,8 +15,8 @@ from ... import language as nl
 from .tokens import PARTITIONS, Tile, program, tiles
 
 __all__ = [
-    "WEIGHT_BYTES", "Job", "Sums", "apply_vectors", "columns_of", "element_bytes", "h_share", "load_hidden", "max_columns",
-    "store_hidden",
+    "WEIGHT_BYTES", "Sums", "Task", "apply_vectors", "columns_of", "element_bytes", "for_each_job", "h_share", "job_count",
+    "load_hidden", "max_columns", "store_hidden",
 ]
 
 BANK_COLUMNS = 512  # float32 of a partition in one PSUM bank
@@ -23,26 +24,36 @@ BANKS = 8
 WEIGHT_BYTES = 32 * 1024  # of a partition in one tile of weights: wide DMAs, and room for the tiles of other projections
 
 
-class Job(NamedTuple):
-    """One expert on some tokens. The results of jobs lie side by side: column j * m + t is token t of job j.
+class Task(NamedTuple):
+    """Some tokens, and the experts to run on all of them: m tokens, n experts, alike in all tasks of a call.
 
-    expert: a number, or a (1, 1) tile that holds it when the kernel runs. hidden: [128, m, Hs1], m alike in all jobs.
+    Results lie side by side: those of expert k of task t in columns (t * n + k) * m and following. A job is one expert of a
+    task.
+
+    hidden: [128, m, Hs1]. experts: numbers, or (1, 1) tiles that hold them when the kernel runs.
     """
 
-    expert: int | nl.tensor
     hidden: nl.tensor
-
-    @property
-    def tokens(self) -> int:
-        return self.hidden.shape[1]
+    experts: list[int | nl.tensor]
 
 
-def columns_of(jobs: list[Job]) -> int:
-    return len(jobs) * jobs[0].tokens
+def for_each_job(tasks: list[Task], run: Callable[[int, int | nl.tensor, nl.tensor], None]) -> None:
+    """run(number, expert, hidden) for each job, in loops that a dump shows."""
+    for task in range(len(tasks)):
+        for expert in range(len(tasks[task].experts)):
+            run(task * len(tasks[task].experts) + expert, tasks[task].experts[expert], tasks[task].hidden)
+
+
+def job_count(tasks: list[Task]) -> int:
+    return len(tasks) * len(tasks[0].experts)
+
+
+def columns_of(tasks: list[Task]) -> int:
+    return job_count(tasks) * tasks[0].hidden.shape[1]
 
 
 def max_columns(Hs1: int) -> int:
-    """The most columns of jobs such that their sums [128, Hs1, columns] of a down projection fit in PSUM; at most 128."""
+    """The most columns such that their sums [128, Hs1, columns] of a down projection fit in PSUM; at most 128."""
     return min(PARTITIONS, BANK_COLUMNS // -(-Hs1 // BANKS))
 
 
@@ -63,10 +74,10 @@ def load_hidden(hidden: nl.tensor, h: Tile, tokens: Tile) -> nl.tensor:
     """[128, tokens, Hs1] in SBUF, from [T, H] in HBM or out of a tile [128, T, Hs1]."""
     if not nl.is_hbm(hidden.buffer):
         return hidden[:, tokens.span]
-    tile = nl.ndarray((PARTITIONS, tokens.size, h.size // PARTITIONS), dtype=hidden.dtype, buffer=nl.sbuf)
+    x = nl.ndarray((PARTITIONS, tokens.size, h.size // PARTITIONS), dtype=hidden.dtype, buffer=nl.sbuf)
     part = hidden[tokens.span, h.span].reshape_dim(1, (PARTITIONS, h.size // PARTITIONS))
-    nisa.dma_copy(dst=tile, src=part.permute((1, 0, 2)))
-    return tile
+    nisa.dma_copy(dst=x, src=part.permute((1, 0, 2)))
+    return x
 
 
 def store_hidden(result: nl.tensor, output: nl.tensor, h: Tile, tokens: Tile) -> None:
@@ -88,37 +99,37 @@ def store_hidden(result: nl.tensor, output: nl.tensor, h: Tile, tokens: Tile) ->
     nisa.dma_copy(dst=output[tokens.span, h.span], src=rows)
 
 
-def evict(dst: nl.tensor, src: nl.tensor, number: int) -> None:
+def evict(dst: nl.tensor, src: nl.tensor, turn: int) -> None:
     """Copy out of PSUM, on the Scalar and the Vector engine by turns."""
-    nisa.tensor_copy(dst=dst, src=src, engine=nisa.engine.vector if number % 2 else nisa.engine.scalar)
+    nisa.tensor_copy(dst=dst, src=src, engine=nisa.engine.vector if turn % 2 else nisa.engine.scalar)
 
 
 class Sums:
     """Sums of matmuls, float32 [128, rows, columns] in PSUM, as many rows to a bank as fit. columns <= 512."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        self.shape = PARTITIONS, rows, columns
-        self.banks = list(tiles(rows, BANK_COLUMNS // columns))
-        self.tiles = [nl.ndarray((PARTITIONS, bank.size, columns), dtype=nl.float32, buffer=nl.psum) for bank in self.banks]
+        self.rows_per_bank = min(rows, BANK_COLUMNS // columns)
+        self.banks = []
+        for bank in tiles(rows, self.rows_per_bank):
+            sums = nl.ndarray((PARTITIONS, bank.size, columns), dtype=nl.float32, buffer=nl.psum)
+            self.banks.append((bank, sums))
 
     def row(self, number: int) -> nl.tensor:
         """[128, columns] of one row."""
-        bank, place = divmod(number, self.banks[0].size)
-        return self.tiles[bank][:, place]
+        bank, place = divmod(number, self.rows_per_bank)
+        return self.banks[bank][1][:, place]
 
     def clear(self) -> None:
-        for tile in self.tiles:
-            nisa.memset(tile, value=0.0)
+        for _, sums in self.banks:
+            nisa.memset(sums, value=0.0)
 
-    def to_sbuf(self, scales: nl.tensor | None) -> nl.tensor:
-        """All of it in SBUF; times `scales` [128, jobs, rows] where given."""
-        result = nl.ndarray(self.shape, dtype=nl.float32, buffer=nl.sbuf)
-        for bank, tile in zip(self.banks, self.tiles, strict=True):
+    def copy_to(self, dst: nl.tensor, scales: nl.tensor | None, turn: int = 0) -> None:
+        """All of it into dst [128, rows, columns]; times `scales` [128, jobs, rows] where given. turn: see evict."""
+        for bank, sums in self.banks:
             if scales is None:
-                evict(result[:, bank.span], tile, bank.number)
+                evict(dst[:, bank.span], sums, turn + bank.number)
             else:
-                apply_vectors(nl.multiply, result[:, bank.span], tile, scales[:, :, bank.span])
-        return result
+                apply_vectors(nl.multiply, dst[:, bank.span], sums, scales[:, :, bank.span])
 
 
 def apply_vectors(op, dst: nl.tensor, values: nl.tensor, vectors: nl.tensor) -> None:

@@ -9,7 +9,7 @@ from ... import Gate, gates
 from ... import isa as nisa
 from ... import language as nl
 from .combine import add_up, in_all_partitions
-from .dense import Job, h_share, load_hidden, max_columns, store_hidden
+from .dense import Task, h_share, load_hidden, max_columns, store_hidden
 from .down_projection import down_projection
 from .experts import Experts
 from .gate_up_projection import gate_up_projection
@@ -75,11 +75,11 @@ def selective(hidden, experts: Experts, affinities, index, output, *, scaled: bo
     total = nl.ndarray((PARTITIONS, Hs1, own.size), dtype=nl.float32, buffer=nl.sbuf)
     for tokens in tiles(own.size, max(1, max_columns(Hs1) // K)):
         first = own.start + tokens.start
-        jobs = [
-            Job(index[first + t : first + t + 1, k : k + 1], x[:, tokens.start + t : tokens.start + t + 1])
-            for t in range(tokens.size) for k in range(K)
-        ]
-        results = down_projection(gate_up_projection(jobs, experts, h), jobs, experts, h)
+        tasks = []
+        for t in range(tokens.start, tokens.stop):
+            row = index[own.start + t : own.start + t + 1]
+            tasks.append(Task(x[:, t : t + 1], [row[:, k : k + 1] for k in range(K)]))
+        results = down_projection(gate_up_projection(tasks, experts, h), tasks, experts, h)
         factors = None if chosen is None else in_all_partitions(chosen, first, tokens.size)
         add_up(total[:, :, tokens.span], results.reshape_dim(2, (tokens.size, K)), factors, is_first=True)
     store_hidden(total, output, h, own)
