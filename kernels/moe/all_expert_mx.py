@@ -8,7 +8,8 @@ from __future__ import annotations
 from ... import Gate, gates
 from ... import isa as nisa
 from ... import language as nl
-from .expert_mlp_mx import complete, expert_mlp, load_expert, mx_share
+from ..staging import in_sbuf
+from .expert_mlp_mx import complete, expert_mlp, load_expert, mx_share, total_tiles
 from .experts import as_words
 from .mx_tiles import quantize_hidden
 from .tokens import PARTITIONS, tiles
@@ -25,6 +26,7 @@ __all__ = ["all_expert_mx"]
          hint="pass the words and uint8 scales that quantize_hidden or rmsnorm_mx_quantize_tkg makes"),
     Gate("hidden.shape == hidden_scale.shape == (128, H // 512, T)", when="hidden_scale is not None",
          hint="words and scales are [128, H / 512, T]"),
+    Gate("experts.gate_up_scale is not None and experts.down_scale is not None", hint="MX words need their scales"),
     Gate("H % 512 == 0", hint="pad H to a multiple of 512 with zeros"),
     Gate("I % 4 == 0", hint="a word has four lanes: pad I to a multiple of 4 with zeros"),
     Gate("T % 32 == 0", when="hidden_scale is None", hint="32 tokens at a time are transposed: pad the tokens"),
@@ -57,11 +59,11 @@ def all_expert_mx(hidden, experts, affinities, output, *, hidden_scale=None):
     if hidden_scale is None:
         words, scales = quantize_hidden(hidden[share.tokens.span])
     else:
-        words = _in_sbuf(as_words(hidden)[:, :, share.tokens.span])
-        scales = _in_sbuf(hidden_scale[:, :, share.tokens.span])
+        words = in_sbuf(as_words(hidden)[:, :, share.tokens.span])
+        scales = in_sbuf(hidden_scale[:, :, share.tokens.span])
     own_tiles = list(tiles(share.tokens.size, PARTITIONS, share.tokens.start))
     columns = [_affinities_of(affinities, tile) for tile in own_tiles]
-    totals = [nl.ndarray((tile.size, share.computed.size), dtype=nl.bfloat16, buffer=nl.sbuf) for tile in own_tiles]
+    totals = total_tiles(share)
     for e in range(experts.count):
         of_expert = [None if tile is None else tile[:, e : e + 1] for tile in columns]
         expert_mlp(words, scales, load_expert(experts, e, share), experts, share, of_expert, totals, accumulate=e > 0)
@@ -70,32 +72,29 @@ def all_expert_mx(hidden, experts, affinities, output, *, hidden_scale=None):
     return output
 
 
-def _in_sbuf(tensor):
-    """The tensor itself, or a copy of one in HBM."""
-    if not nl.is_hbm(tensor.buffer):
-        return tensor
-    tile = nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=tensor)
-    return tile
-
-
 def _affinities_of(affinities, tokens):
     """[n, E_L] float32 in SBUF, row i the affinities of token tokens.start + i; None where there are none.
 
-    A tile of the fold whose rows these are is used as it is. Otherwise (a core's tokens begin anywhere) rows move between
-    partitions, which a DMA can.
+    Tiles of which these are the first rows are used as they are. Otherwise (a core's tokens begin anywhere) rows move
+    between partitions, which a DMA can.
     """
     if affinities is None:
         return None
-    folded = affinities if len(affinities.shape) == 3 else affinities.expand_dim(1)
-    starts_tile = tokens.start % PARTITIONS == 0
-    if starts_tile and folded.dtype == nl.float32 and not nl.is_hbm(folded.buffer):
-        return folded[0 : tokens.size, tokens.start // PARTITIONS]
-    own = nl.ndarray((tokens.size, folded.shape[-1]), dtype=nl.float32, buffer=nl.sbuf)
-    done = 0
-    while done < tokens.size:
-        column, row = divmod(tokens.start + done, PARTITIONS)
-        count = min(tokens.size - done, PARTITIONS - row)
-        nisa.dma_copy(dst=own[done : done + count], src=folded[row : row + count, column])
-        done += count
+    pieces = list(_pieces(affinities, tokens))
+    if tokens.start % PARTITIONS == 0 and affinities.dtype == nl.float32 and not nl.is_hbm(affinities.buffer):
+        return pieces[0][1]
+    own = nl.ndarray((tokens.size, affinities.shape[-1]), dtype=nl.float32, buffer=nl.sbuf)
+    for rows, source in pieces:
+        nisa.dma_copy(dst=own[rows], src=source)
     return own
+
+
+def _pieces(affinities, tokens):
+    """The rows of `tokens` that lie together: (where they go, a view [n, E_L])."""
+    if len(affinities.shape) == 2:
+        yield slice(0, tokens.size), affinities[tokens.span]
+        return
+    for column in range(tokens.start // PARTITIONS, -(-tokens.stop // PARTITIONS)):
+        first = column * PARTITIONS
+        start, stop = max(tokens.start, first), min(tokens.stop, first + PARTITIONS)
+        yield slice(start - tokens.start, stop - tokens.start), affinities[start - first : stop - first, column]

@@ -9,7 +9,7 @@ from ... import Gate, gates
 from ... import isa as nisa
 from ... import language as nl
 from ..routed_tokens import block_decisions, find_routed_tokens
-from .expert_mlp_mx import columns_share, complete, exchange, expert_mlp, load_expert, mx_share
+from .expert_mlp_mx import columns_share, complete, exchange, expert_mlp, load_expert, mx_share, total_tiles
 from .mx_tiles import I_TILE, LANES, TOKEN_TILE, quantize_lanes, transpose_quarters
 from .tokens import PARTITIONS, tiles
 
@@ -23,6 +23,7 @@ __all__ = ["all_expert_mx_dynamic"]
     Gate("experts.count == 1", hint="the dynamic path is for one local expert; the static path takes any number"),
     Gate("nl.is_hbm(affinities.buffer) and affinities.shape == (T, 1)",
          hint="pass the affinities to the expert, [T, 1] in HBM, where tokens and blocks are found from"),
+    Gate("experts.gate_up_scale is not None and experts.down_scale is not None", hint="MX words need their scales"),
     Gate("H % 512 == 0", hint="pad H to a multiple of 512 with zeros"),
     Gate("I % 4 == 0", hint="a word has four lanes: pad I to a multiple of 4 with zeros"),
     Gate("block_size > 0 and T % block_size == 0", hint="choose a block_size that divides T"),
@@ -60,8 +61,8 @@ def all_expert_mx_dynamic(hidden, experts, affinities, output, *, block_size):
         words, scales = quantize_lanes(_gather_lanes(hidden, tokens[share.tokens.span], lane))
         own_tiles = list(tiles(share.tokens.size, PARTITIONS, share.tokens.start))
         numbers = [_column(tokens[tile.span]) for tile in own_tiles]
-        totals = [nl.ndarray((tile.size, share.computed.size), dtype=nl.bfloat16, buffer=nl.sbuf) for tile in own_tiles]
-        expert_mlp(words, scales, loaded, experts, share, [_gather_affinities(affinities, rows) for rows in numbers], totals)
+        of_tokens, totals = [_gather_affinities(affinities, rows) for rows in numbers], total_tiles(share)
+        expert_mlp(words, scales, loaded, experts, share, of_tokens, totals)
         for tile, rows, total in zip(own_tiles, numbers, totals, strict=True):
             if share.tokens.size == block_size:
                 _scatter(own, rows, complete(total, share))

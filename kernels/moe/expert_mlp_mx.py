@@ -16,6 +16,7 @@ from .tokens import PARTITIONS, Tile, program, tiles
 
 __all__ = [
     "LEAST_TOKENS", "LoadedExpert", "Share", "columns_share", "complete", "exchange", "expert_mlp", "load_expert", "mx_share",
+    "total_tiles",
 ]
 
 LEAST_TOKENS = 32  # of a core, where the cores share tokens
@@ -81,11 +82,20 @@ def load_expert(experts, expert, share):
     return LoadedExpert(gate, up, Projection(weights, scales, bias))
 
 
+def total_tiles(share):
+    """A tile [n, computed columns of H] bfloat16 for each 128 of this core's tokens."""
+    totals = []
+    for tile in tiles(share.tokens.size, PARTITIONS):
+        total = nl.ndarray((tile.size, share.computed.size), dtype=nl.bfloat16, buffer=nl.sbuf)
+        totals.append(total)
+    return totals
+
+
 def expert_mlp(words, scales, loaded, experts, share, affinities, totals, *, accumulate=False):
     """totals[k] (+)= affinities[k] * mlp(tokens of tile k), for the tiles of 128 of this core's tokens.
 
     words, scales: their hidden states, see quantize_hidden. affinities: [n, 1] float32 columns; None is 1.
-    totals:        [n, computed columns of H] bfloat16, in SBUF like all others.
+    totals:        see total_tiles.
     """
     width, down = share.intermediate.size, loaded.down
     act, act_scales = gate_up_projection_mx(
