@@ -219,7 +219,10 @@ def _uses(core: int, body: Iterable[Statement], loop: Loop | None) -> Iterator[U
         if isinstance(statement, Loop):
             yield from _uses(core, statement.body, statement)
         elif isinstance(statement, Instruction):
-            for param in lookup(statement.op, statement.loc).operands:
+            row = lookup(statement.op, statement.loc)
+            if row.meets == "cores":
+                continue  # a barrier orders the accesses of others; it moves nothing itself
+            for param in row.operands:
                 operand = statement.operands.get(param.name)
                 if not isinstance(operand, Access):
                     continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ... import Gate, gates, jit
+from ... import Gate, gates, jit, residency
 from ... import isa as nisa
 from ... import language as nl
 from .enums import ActFnType, ExpertAffinityScaleMode, RouterActFnType, XHBMLayout, XSBLayout
@@ -53,6 +53,7 @@ def choose_path(is_mx: bool, is_all_expert: bool, T: int, H: int, intermediate: 
 
 
 @jit
+@residency(read_once=["inp", "residual"], handed_over=["affinities"])
 @gates(
     Gate("cores == 2", hint="the block runs on a pair of cores: moe_block_tkg[2](...)"),
     Gate("len(inp.shape) == 3", hint="reshape inp to [B, S, H]"),
