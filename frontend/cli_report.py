@@ -33,7 +33,8 @@ def message(text: object) -> None:
 
 
 def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
-    """Gates, instruction counts and memory peaks of a compiled kernel."""
+    """Gates, instruction counts and memory peaks of a compiled kernel. At stage penguin those of the text count, whose loops
+    are rolled."""
     trace, bir = modules[Stage.TRACE], modules[Stage.BIR]
     hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
     memory = [memory_use(core) for core in bir.cores]
@@ -140,7 +141,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     ))
     counts = facts["instructions"]
     cores = [f"core {number}" for number in range(len(facts["queues"]))]
-    print_table("instructions", ("stage", *cores), ((stage, *numbers) for stage, numbers in counts.items()))
+    print_table("instructions", ("stage", *cores), (
+        (f"{stage}, loops rolled" if stage == str(Stage.PENGUIN) else stage, *numbers) for stage, numbers in counts.items()
+    ))
     names = list(dict.fromkeys(name for queues in facts["queues"] for name in queues))
     print_table("queues", ("queue", *cores), ((name, *(queues.get(name, 0) for queues in facts["queues"])) for name in names))
     print_table("memory", ("memory", *cores, "limit"), [
