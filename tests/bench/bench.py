@@ -9,13 +9,15 @@ from __future__ import annotations
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from opennki.frontend.cli_run import golden_results
 from opennki.ir.graph import Stage, instructions
-from opennki.kernels import LIBRARY
+from opennki.kernels import LIBRARY, LibraryKernel
 
 ROUNDS = 7
 
@@ -32,9 +34,11 @@ def nbytes(values: Any) -> int:
     return sum(map(nbytes, values)) if isinstance(values, (tuple, list)) else 0
 
 
-def measure(name: str) -> tuple[str, ...]:
-    entry = LIBRARY[name]
-    kernel, inputs = entry.launched(**entry.scale), entry.example(seed=0, **entry.scale)
+def measure(entry: LibraryKernel, scale: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line of the table. Of a layer that is spread over ranks the first rank is measured."""
+    name = f"{entry.name} {scale['leaf']}" if "leaf" in scale else entry.name
+    kernel, inputs = entry.launched(**scale), entry.example(seed=0, **scale)
+    golden_call = partial(golden_results, entry.golden, inputs, entry.cores)
     start = time.perf_counter()
     module = kernel.trace(**inputs)
     count = sum(1 for core in module.cores for _ in instructions(core.body))
@@ -46,7 +50,7 @@ def measure(name: str) -> tuple[str, ...]:
     warm, golden = [], []
     for _ in range(ROUNDS):  # in turn, so that a slow moment of the machine hits both
         warm.append(seconds(lambda: kernel(**inputs)))
-        golden.append(seconds(lambda: entry.golden(**inputs)))
+        golden.append(seconds(golden_call))
     bir = kernel.compile(**inputs).modules[Stage.BIR]
     modelled = len(bir.cores) * 128 * (bir.target.sbuf_bytes + bir.target.psum_bytes)
     data = nbytes(list(inputs.values())) + nbytes(kernel(**inputs)) + modelled
@@ -59,7 +63,7 @@ def measure(name: str) -> tuple[str, ...]:
 
 def main() -> None:
     heads = ("kernel", "instructions", "warm ms", "warm/golden", "cold/warm", "traced/s", "peak/bytes")
-    rows = [heads, *(measure(name) for name in LIBRARY)]
+    rows = [heads, *(measure(entry, scale) for entry in LIBRARY.values() for scale in entry.scales)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)))
