@@ -20,6 +20,8 @@ import numpy as np
 from .. import passes
 from ..backend import border, executor, plan
 from ..backend.probe import Probe
+from ..backend.timeline import Timeline, count_trips, has_unknown_trips
+from ..backend.timeline import simulate as simulate_time
 from ..ir.collector import paused_collector
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Module, Stage
@@ -251,6 +253,19 @@ class Kernel:
     def trace(self, *args: Any, **kwargs: Any) -> Module:
         """The module of stage trace, unchecked gates included."""
         return self._traced(bind_arguments(self.function, args, kwargs))[0]
+
+    def profile(self, *args: Any, assume: Mapping[str, float] | None = None, **kwargs: Any) -> Timeline:
+        """The kernel in time, as the machine model has it. It runs only where a run alone tells how often loops turn.
+
+        assume: values of timing parameters in the place of the model's. raises: KernelError.
+        """
+        arguments = bind_arguments(self.function, args, kwargs)
+        module = self._compiled(arguments).modules[Stage.BIR]
+        trips = None
+        if has_unknown_trips(module):
+            copies = {name: array.copy() for name, array in arguments.arrays.items()}
+            trips = count_trips(plan.build(module), copies)
+        return simulate_time(module, trips, assume)
 
     def _traced(self, arguments: Arguments) -> tuple[Module, Any]:
         return trace(self.function, arguments, self.target, self.cores, self._grid, self.schedule)

@@ -352,7 +352,7 @@ def test_quantize_just_outside_its_limits(outside, code):
 def test_cycles_are_one_a_word_and_one_a_moving_column():
     for name, operands, cycles in (
         ("nc_matmul_mx", legal_matmul(n=512), 512), ("nc_matmul_mx", legal_matmul(n=2, m=128), 64),
-        ("quantize_mx", legal_quantize(f=200), 200), ("quantize_mx", legal_quantize(f=1), 64),
+        ("quantize_mx", legal_quantize(f=200), 200), ("quantize_mx", legal_quantize(f=1), 1),
     ):
         operands = {key: value.memory for key, value in operands.items() if isinstance(value, In)}
         attrs = {attr.name: attr.default for attr in TABLE[name].attrs}

@@ -348,18 +348,18 @@ def test_exponential_refuses(code, text, changed):
 
 
 @pytest.mark.parametrize("name, free, cycles, more", [
-    ("scalar_tensor_tensor", 512, 512, {"op0": "add", "operand0": 1.0, "op1": "add"}),
-    ("scalar_tensor_tensor", 4, 64, {"op0": "add", "operand0": 1.0, "op1": "add"}),
+    ("scalar_tensor_tensor", 512, 517.12, {"op0": "add", "operand0": 1.0, "op1": "add"}),
+    ("scalar_tensor_tensor", 4, 4.04, {"op0": "add", "operand0": 1.0, "op1": "add"}),
     ("tensor_scalar_reduce", 512, 576, {"op0": "add", "operand0": 1.0, "reduce_op": "add", "reduce_res": Out((4, 1))}),
     ("tensor_scalar_reduce", 512, 512, {"op0": "add", "operand0": 1.0, "reduce_op": "add"}),
     ("reciprocal", 512, 4096, {}),
     ("exponential", 512, 128, {}),
     ("tensor_tensor_scan", 512, 1024, {"op0": "add", "op1": "add", "initial": 0.0}),
     ("bn_stats", 512, 512, {"dst": Out((4, 6))}),
-    ("bn_aggr", 12, 64, {"dst": Out((4, 2))}),
+    ("bn_aggr", 12, 52, {"dst": Out((4, 2))}),
     ("bn_aggr", 120, 520, {"dst": Out((4, 2))}),
 ])
-def test_busy_cycles(name, free, cycles, more):
+def test_cycles_of_the_elements(name, free, cycles, more):
     row = TABLE[name]
     tiles = {param.name: In(random(4, free)) for param in row.operands if not param.optional}
     given = {**tiles, **more}
@@ -367,7 +367,7 @@ def test_busy_cycles(name, free, cycles, more):
     operands = {n: v.memory if isinstance(v, In) else v for n, v in operands.items()}
     attrs = {attr.name: given.get(attr.name, attr.default) for attr in row.attrs}
     instr = Instruction(name, operands, attrs, engine=row.engines[0])
-    assert row.cycles(check_instruction(instr, GEN4), instr, GEN4) == cycles
+    assert row.cycles(check_instruction(instr, GEN4), instr, GEN4) == pytest.approx(cycles)
 
 
 # --- through the pipeline ----------------------------------------------------------------------------------------

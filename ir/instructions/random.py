@@ -7,7 +7,7 @@ from math import prod
 from ..graph import Instruction
 from ..machine import Engine, NCVersion, Target
 from ..table import INTS, PSUM, SBUF, Attr, Kept, Read, Write, fail, instruction
-from .costs import GPSIMD_BASE, MIN_II
+from .costs import GPSIMD_BASE
 from .vector_select import RANDOM as VECTOR_RANDOM
 
 __all__ = ["GPSIMD_RANDOM", "STATE_WORDS", "VECTOR_RANDOM"]
@@ -55,7 +55,7 @@ def _cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     free = dims.get("F", 1)
     if _engine(instr) is Engine.gpsimd:
         return GPSIMD_BASE + free
-    return max(MIN_II, free / 4 if target.version >= NCVersion.gen4 else free)
+    return free / 4 if target.version >= NCVersion.gen4 else free
 
 
 instruction(

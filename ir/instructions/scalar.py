@@ -8,7 +8,7 @@ from ..graph import Instruction
 from ..machine import Engine, NCVersion, ReduceCmd, Target
 from ..table import NOT_PACKED, PSUM, REQUIRED, SBUF, Attr, OpAttr, Param, Read, Write, fail, instruction
 from .accumulators import SCALAR, accumulator, allow_commands, allow_reduction
-from .costs import MIN_II
+from .costs import GPSIMD_BASE, READ_OUT
 from .shared import gpsimd_sees_sbuf
 
 _FLOAT32 = frozenset({"float32"})
@@ -72,9 +72,13 @@ def _gpsimd(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
 
 
 def _cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    """One element a lane and cycle; reading out the accumulator is an instruction of its own."""
-    read_out = MIN_II if "reduce_res" in instr.operands else 0
-    return max(MIN_II, dims["F"]) + read_out
+    """One element a lane and cycle; reading out the accumulator is an instruction of its own. GpSimd: 150 more."""
+    read_out = READ_OUT if "reduce_res" in instr.operands else 0
+    return dims["F"] + read_out + (GPSIMD_BASE if instr.engine is Engine.gpsimd else 0)
+
+
+def _issue(instr: Instruction) -> str:
+    return "plain" if instr.attrs["op"] == "copy" else "activation"
 
 
 instruction(
@@ -94,6 +98,7 @@ instruction(
     engines=(Engine.scalar, Engine.gpsimd),
     checks=(_reduction, _gpsimd),
     cycles=_cycles,
+    issue=_issue,
     poison="accumulating",
     kept=accumulator(SCALAR),
     formula="dst = op(data * scale + bias); reduce_res = accumulator",
@@ -117,6 +122,7 @@ instruction(
     engines=(Engine.scalar,),
     checks=(_reduction,),
     cycles=_cycles,
+    issue=_issue,
     poison="accumulating",
     kept=accumulator(SCALAR),
     formula="dst = op(data * scale + bias); reduce_res = sum_i op(data * scale + bias)",
@@ -184,6 +190,7 @@ instruction(
     checks=(_activate2_ops, _activate2_reduction, _gpsimd),
     since=NCVersion.gen4,
     cycles=_cycles,
+    issue=_issue,
     poison="accumulating",
     kept=accumulator(SCALAR),
     formula="dst = op(op1(op0(data, imm0), imm1)); reduce_res = accumulator",

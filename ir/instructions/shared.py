@@ -23,7 +23,7 @@ from ..table import (
     is_integral,
     same_dtype,
 )
-from .costs import MIN_II, copy_cycles, per_element
+from .costs import GPSIMD_BASE, copy_cycles, two_input_cycles
 from .indirect import copies_on_vector_or_scalar
 
 __all__ = ["exact_integers", "in_psum", "is_address_form", "packed_as_bits"]
@@ -167,9 +167,11 @@ def _memset_value(instr: Instruction, target: Target, dims: dict[str, int]) -> N
 
 
 def _memset_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    """One element a lane and cycle; zeros of 16 bits go twice as fast."""
+    """One element a lane and cycle; zeros of 16 bits go twice as fast. GpSimd: 150 and one each."""
+    if instr.engine is Engine.gpsimd:
+        return GPSIMD_BASE + dims["F"]
     half = instr.attrs["value"] == 0 and dtype_of(instr, "dst") in {"bfloat16", "float16"}
-    return max(MIN_II, dims["F"] / 2 if half else dims["F"])
+    return dims["F"] / 2 if half else dims["F"]
 
 
 instruction(
@@ -252,7 +254,8 @@ instruction(
     engines=(Engine.vector, Engine.gpsimd),
     choose_engine=_tensor_tensor_engine,
     checks=(_tensor_tensor_ops, _op_kinds_match, _one_port, gpsimd_sees_sbuf),
-    cycles=per_element,
+    cycles=two_input_cycles,
+    issue="two_inputs",
     poison="elementwise",
     formula="dst[p,i] = data1[p,i] <op> data2[p,i]",
     source="nki.isa reference: tensor_tensor",
@@ -375,6 +378,7 @@ instruction(
     choose_engine=_tensor_scalar_engine,
     checks=(_tensor_scalar_ops, _op_kinds_match, _tensor_scalar_engines, gpsimd_sees_sbuf, _static_addresses),
     cycles=copy_cycles,
+    issue="tensor_scalar",
     poison="elementwise",
     formula="dst = op1(op0(data, operand0), operand1)",
     source="nki.isa reference: tensor_scalar",
@@ -422,10 +426,11 @@ def _space(instr: Instruction, name: str) -> Space:
 
 
 def _transpose_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
-    """Tensor: the larger of the rows and min(64, columns). Vector: one element a lane and cycle."""
+    """Tensor: the larger of the rows and min(64, columns), twice for 4-byte data. Vector: one element a lane and cycle."""
     if instr.engine is Engine.tensor:
-        return max(dims["P"], min(MIN_II, dims["F"]))
-    return max(MIN_II, dims["F"])
+        dtype = dtype_of(instr, "data")
+        return max(dims["P"], min(64, dims["F"])) * (2 if dtype is not None and dtype.nbytes == 4 else 1)
+    return dims["F"]
 
 
 instruction(

@@ -11,7 +11,6 @@ from math import prod
 from ..graph import Instruction
 from ..machine import QUADRANT, Engine, NCVersion, Target
 from ..table import PSUM, SBUF, Attr, Param, Read, ReadWrite, Write, fail, instruction, start_partition
-from .costs import MIN_II
 from .indirect import matmul_pairs
 from .tensor import array_tile
 
@@ -186,7 +185,7 @@ def _quantize_sizes(instr: Instruction, target: Target, dims: dict[str, int]) ->
 
 def _quantize_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """Four input elements, one word, a partition and cycle (Trainium3 guide)."""
-    return max(MIN_II, dims["F"])
+    return dims["F"]
 
 
 instruction(

@@ -26,7 +26,7 @@ from ..table import (
     same_dtype,
     start_partition,
 )
-from .costs import MIN_II, per_element
+from .costs import per_element
 
 # --- tensor_reduce ---------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def _reduce_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> 
     """One element a lane and cycle; sums and maxima of bfloat16 go twice as fast."""
     free = prod(instr.operands["data"].shape[1:])  # type: ignore[union-attr]
     half = {dtype_of(instr, "dst"), dtype_of(instr, "data")} == {"bfloat16"} and instr.attrs["op"] in ("add", "maximum")
-    return max(MIN_II, free / 2 if half else free)
+    return free / 2 if half else free
 
 
 instruction(

@@ -6,20 +6,25 @@ from ..graph import Instruction
 from ..machine import Engine, NCVersion, ReduceCmd, Target
 from ..table import FLOATS, NOT_PACKED, PSUM, SBUF, Attr, OpAttr, Read, Write, fail, instruction
 from .accumulators import VECTOR, accumulator, allow_commands, allow_reduction, starts_with
-from .costs import MIN_II
+from .costs import READ_OUT, two_input_cycles
 from .vector_checks import allow_arithmetic, allow_rank, float32_columns, not_both_in_psum, wants_operand
 
 _REDUCTIONS = ("add", "multiply", "maximum", "minimum")
 
 
 def read_out_cycles(instr: Instruction) -> int:
-    """Writing reduce_res is an instruction of its own, of the shortest kind."""
-    return MIN_II if "reduce_res" in instr.operands else 0
+    """Writing reduce_res is an instruction of its own."""
+    return READ_OUT if "reduce_res" in instr.operands else 0
 
 
 def _with_read_out(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """One element a lane and cycle; reading out the accumulator is another instruction."""
-    return max(MIN_II, dims["F"]) + read_out_cycles(instr)
+    return dims["F"] + read_out_cycles(instr)
+
+
+def _two_inputs(dims: dict[str, int], instr: Instruction, target: Target) -> float:
+    """As tensor_tensor, 1.01 cycles an element (measured on trn2); reading out the accumulator is another instruction."""
+    return two_input_cycles(dims, instr, target) + read_out_cycles(instr)
 
 
 # --- scalar_tensor_tensor --------------------------------------------------------------------------------------
@@ -57,8 +62,8 @@ instruction(
     ),
     engines=(Engine.vector,),
     checks=(_scalar_tensor_tensor,),
-    # Published as the latency of a tensor_tensor; measured on trn2: 1.01 cycles an element, float32, all in SBUF.
-    cycles=_with_read_out,
+    cycles=_two_inputs,
+    issue="two_inputs",
     poison="accumulating",
     kept=accumulator(VECTOR),
     formula="dst = op1(op0(data, operand0), operand1); reduce_res = accumulator",
@@ -98,6 +103,7 @@ instruction(
     engines=(Engine.vector,),
     checks=(_tensor_scalar_reduce,),
     cycles=_with_read_out,
+    issue="tensor_scalar",
     poison="accumulating",
     kept=accumulator(VECTOR),
     formula="dst = op0(data, operand0); reduce_res = accumulator",
@@ -108,7 +114,7 @@ instruction(
 
 def _reciprocal_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """Eight cycles an element; activation(reciprocal) takes one and is less exact."""
-    return max(MIN_II, 8 * dims["F"])
+    return 8 * dims["F"]
 
 
 instruction(
@@ -117,6 +123,7 @@ instruction(
     (Write("dst", SBUF, PSUM), Read("data", SBUF, PSUM)),
     engines=(Engine.vector,),
     cycles=_reciprocal_cycles,
+    issue="reciprocal",
     poison="elementwise",
     formula="dst[p,i] = 1 / data[p,i]",
     source='nki.isa reference: reciprocal; "NKI ISA API Common Fields" (cycles)',
@@ -137,7 +144,7 @@ def _exponential(instr: Instruction, target: Target, dims: dict[str, int]) -> No
 
 def _exponential_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """Unpublished; the Trainium3 guide has four times the rate of the Scalar engine's exp."""
-    return max(MIN_II, dims["F"] / 4) + read_out_cycles(instr)
+    return dims["F"] / 4 + read_out_cycles(instr)
 
 
 instruction(

@@ -6,7 +6,7 @@ from ..graph import Instruction
 from ..machine import Engine, ReduceCmd, Target
 from ..table import NOT_PACKED, PSUM, SBUF, Attr, OpAttr, Read, Write, instruction
 from .accumulators import VECTOR, accumulator, allow_commands, allow_reduction, starts_with
-from .costs import MIN_II, per_element
+from .costs import per_element
 from .vector_checks import allow_arithmetic, float32_columns, not_both_in_psum, wants_operand
 
 # --- tensor_scalar_cumulative ----------------------------------------------------------------------------------
@@ -38,6 +38,7 @@ instruction(
     engines=(Engine.vector,),
     checks=(_cumulative,),
     cycles=per_element,  # unpublished; the rate of one input
+    issue="tensor_scalar",
     poison="scan",
     kept=accumulator(VECTOR),
     formula="R = start; dst[p,i] = R = op1(op0(src[p,i], imm0), R)",
@@ -55,7 +56,7 @@ def _scan(instr: Instruction, target: Target, dims: dict[str, int]) -> None:
 
 def _scan_cycles(dims: dict[str, int], instr: Instruction, target: Target) -> float:
     """Two cycles an element."""
-    return max(MIN_II, 2 * dims["F"])
+    return 2 * dims["F"]
 
 
 instruction(

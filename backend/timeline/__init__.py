@@ -1,0 +1,8 @@
+"""Kernels in time: `simulate(module)` puts a bir module on the time axis of its engines, queues and DMA engines."""
+
+from .bounds import Bounds
+from .simulation import simulate
+from .spans import Reason, Span, Step, Timeline
+from .trips import Trips, count_trips, has_unknown_trips
+
+__all__ = ["Bounds", "Reason", "Span", "Step", "Timeline", "Trips", "count_trips", "has_unknown_trips", "simulate"]
