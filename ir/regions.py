@@ -144,16 +144,22 @@ def region_of(operand: Operand, core: int) -> Region:
     size = operand.dtype.nbytes
     memory, first, start = _place(operand, core)
     count = 1 if operand.partitions is None else operand.partitions[1]
-    pattern = [(step * size, number) for step, number in operand.place if number > 1 and step > 0]
+    pairs = operand.place
     if (dynamic := operand.dynamic) is not None:  # its places are `stride` apart
         start += dynamic.first * dynamic.stride * size
-        if dynamic.bound - dynamic.first > 1:
-            pattern.insert(0, (dynamic.stride * size, dynamic.bound - dynamic.first))
+        pairs = ((dynamic.stride, dynamic.bound - dynamic.first), *pairs)
+    run, pattern, extent = _runs(pairs, size)
+    return Region(memory, first, first + count, start, start + extent, run, pattern, dynamic is None)
+
+
+@lru_cache(maxsize=1 << 12)
+def _runs(pairs: Pairs, size: int) -> tuple[int, Pairs, int]:
+    """Runs of bytes, their pattern and their extent, of (step, count) pairs of elements of `size` bytes."""
+    pattern = [(step * size, count) for step, count in pairs if count > 1 and step > 0]
     run = size
     if pattern and pattern[-1][0] == size:  # contiguous elements are one run
         run = pattern.pop()[1] * size
-    end = start + run + sum(step * (number - 1) for step, number in pattern)
-    return Region(memory, first, first + count, start, end, run, tuple(pattern), operand.dynamic is None)
+    return run, tuple(pattern), _extent(run, tuple(pattern))
 
 
 def _place(operand: Access | Memory, core: int) -> tuple[str, int, int]:

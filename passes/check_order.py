@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from ..ir.errors import KernelError
@@ -187,7 +189,8 @@ class _Side:
         clock = dict(self.known[name])
         for wait in self.waiting[name][0].waits:
             if wait.value > 0:
-                _merge(clock, next(c for value, c in self.signalled[wait.peer, name] if value >= wait.value))
+                signals = self.signalled[wait.peer, name]
+                _merge(clock, signals[bisect_left(signals, wait.value, key=itemgetter(0))][1])
         return clock
 
     def end(self, name: str, clock: Clock) -> _Event:

@@ -54,10 +54,10 @@ class _Spans:
             first, last = start >> k, (end - 1) >> k
             if last - first < len(buckets):
                 for position in range(first, last + 1):
-                    if position in buckets:
-                        found |= buckets[position]
+                    if numbers := buckets.get(position):
+                        found |= numbers
             else:
-                found.update(*(numbers for position, numbers in buckets.items() if first <= position <= last))
+                found.update(*[numbers for position, numbers in buckets.items() if first <= position <= last])
         return found
 
 
