@@ -43,22 +43,25 @@ def own_tile(hidden):
     return hidden if len(hidden.shape) == 2 else copied(hidden[nl.program_id(0) if hidden.shape[0] == 2 else 0])
 
 
-def through_tile(T, H, halves, dtype, leaf):
-    """leaf(tile) with an output tile in SBUF, stored arranged. A core that has no half of H stores its own tokens."""
+def through_tile(T, H, halves, dtype, leaf, is_rows):
+    """leaf(tile) with an output tile in SBUF, rows [T, H] or [128, T, Hs1], stored by each core as far as it is its own:
+    its half of H, or, where it has none, its tokens. Returns rows, or arranged."""
     core, cores = nl.program_id(0), nl.num_programs(0)
-    out = nl.ndarray((halves, 128, T, H // halves // 128), dtype=dtype, buffer=nl.shared_hbm)
-    tile = leaf(nl.ndarray(out.shape[1:], dtype=dtype, buffer=nl.sbuf))
-    if halves == cores:
-        nisa.dma_copy(dst=out[core if halves == 2 else 0], src=tile)
+    tile = nl.ndarray((T, H) if is_rows else (128, T, H // halves // 128), dtype=dtype, buffer=nl.sbuf)
+    out = nl.ndarray(tile.shape if is_rows else (halves, *tile.shape), dtype=dtype, buffer=nl.shared_hbm)
+    leaf(tile)
+    own = [slice(0, T // 2), slice(T // 2, T)][core] if halves < cores else slice(None)
+    if is_rows:
+        columns = slice(core * H // cores, (core + 1) * H // cores) if halves == cores else slice(None)
+        nisa.dma_copy(dst=out[own, columns], src=tile[own, columns])
     else:
-        own = slice(0, T // 2) if core == 0 else slice(T // 2, T)
-        nisa.dma_copy(dst=out[0][:, own], src=tile[:, own])
+        nisa.dma_copy(dst=out[core if halves == 2 else 0][:, own], src=tile[:, own])
     return out
 
 
 @jit
 def run_all_expert(hidden, affinities, weights, output_in_sbuf=False, dtype=None):
-    """hidden: [T, H], or arranged. Returns [T, H], or arranged where the leaf's output is in SBUF."""
+    """hidden: [T, H], or arranged. Returns [T, H], or arranged where the leaf's output is in SBUF; "rows": [T, H] in SBUF."""
     experts, cores = Experts(**weights), nl.num_programs(0)
     x, dtype, H = own_tile(hidden), dtype or hidden.dtype, weights["gate_up"].shape[1]
     T, folded = x.shape[-2], None
@@ -68,7 +71,7 @@ def run_all_expert(hidden, affinities, weights, output_in_sbuf=False, dtype=None
             nisa.dma_copy(dst=folded if T <= 128 else folded[: rows.size, rows.number], src=affinities[rows.span])
     leaf = partial(all_expert, x, experts, folded, scaled=affinities is not None)
     if output_in_sbuf:
-        return through_tile(T, H, cores, dtype, leaf)
+        return through_tile(T, H, cores, dtype, leaf, output_in_sbuf == "rows")
     return leaf(nl.ndarray((T, H), dtype=dtype, buffer=nl.shared_hbm))
 
 
@@ -82,7 +85,7 @@ def run_selective(hidden, affinities, index, weights, scaled=True, choices_in_sb
     leaf = partial(selective, x, experts, affinities, index, scaled=scaled)
     if output_in_sbuf:
         halves = 1 if shards_tokens(T, H, experts.intermediate) else nl.num_programs(0)
-        return through_tile(T, H, halves, dtype, leaf)
+        return through_tile(T, H, halves, dtype, leaf, output_in_sbuf == "rows")
     return leaf(nl.ndarray((T, H), dtype=dtype, buffer=nl.shared_hbm))
 
 

@@ -34,7 +34,7 @@ def all_expert(hidden, experts: Experts, affinities, output, *, scaled: bool):
 
     hidden:     [T, H] in HBM; or [128, T, H / 128] in SBUF, h = p * H / 128 + c, of which two cores have a half of H each.
     affinities: [T, E] in SBUF, beyond 128 tokens folded to [128, ceil(T / 128), E]. None where not scaled.
-    output:     [T, H] in HBM, of which a core stores its columns; or a tile [128, T, Hs1] in SBUF, the same part as of hidden.
+    output:     [T, H] in HBM or SBUF, of which a core fills its columns; or a tile like that of hidden.
                 Any float dtype: sums are float32, and rounded once.
     returns:    output.
     gates:      shapes; H a multiple of 128 for each core.

@@ -87,20 +87,20 @@ def _weight_tiles(weights, h, shard):
 def _vectors(vectors, tasks, shard):
     """[128, jobs, 2 n_u] of [E, 2, I]: i = 128 u + p, gate first. 0 past I."""
     n_u, (whole, rest) = -(-shard.size // PARTITIONS), divmod(shard.size, PARTITIONS)
-    gate_up = nl.ndarray((PARTITIONS, job_count(tasks), 2, n_u), dtype=vectors.dtype, buffer=nl.sbuf)
+    of_jobs = nl.ndarray((PARTITIONS, job_count(tasks), 2, n_u), dtype=vectors.dtype, buffer=nl.sbuf)
     if rest:
-        nisa.memset(gate_up, value=0.0)
+        nisa.memset(of_jobs, value=0.0)
 
     def load(job, expert, _):
         source = vectors.select(0, expert)[:, shard.span]
         if whole:
             full = source[:, : whole * PARTITIONS].reshape_dim(1, (whole, PARTITIONS))
-            nisa.dma_copy(dst=gate_up[:, job, :, :whole], src=full.permute((2, 0, 1)))
+            nisa.dma_copy(dst=of_jobs[:, job, :, :whole], src=full.permute((2, 0, 1)))
         if rest:
-            nisa.dma_copy(dst=gate_up[:rest, job, :, whole], src=source[:, whole * PARTITIONS :].permute((1, 0)))
+            nisa.dma_copy(dst=of_jobs[:rest, job, :, whole], src=source[:, whole * PARTITIONS :].permute((1, 0)))
 
     for_each_job(tasks, load)
-    return gate_up.flatten_dims(2, 3)
+    return of_jobs.flatten_dims(2, 3)
 
 
 def _add_other_half(tile):

@@ -6,8 +6,8 @@ Source: nki-library documentation, moe_tkg, selective experts.
 from __future__ import annotations
 
 from ... import Gate, gates
-from ... import isa as nisa
 from ... import language as nl
+from ..staging import in_sbuf
 from .combine import add_up, in_all_partitions
 from .dense import Task, h_share, load_hidden, max_columns, store_hidden
 from .down_projection import down_projection
@@ -56,7 +56,7 @@ def selective(hidden, experts: Experts, affinities, index, output, *, scaled: bo
                 the cores share H (see shards_tokens).
     affinities: [T, E] in SBUF or HBM; not read where not scaled.
     index:      [T, K] uint32 in SBUF or HBM, K <= 16. A number that is no expert is refused when the kernel runs.
-    output:     [T, H] in HBM, or a tile like that of hidden states. A core fills the tokens or the columns that are its own.
+    output:     [T, H] in HBM or SBUF, or a tile like that of hidden. A core fills the tokens or the columns that are its own.
                 Any float dtype: sums are float32, and rounded once.
     returns:    output.
     gates:      shapes; T <= 128; K <= 16; E > 1 where scaled.
@@ -69,8 +69,8 @@ def selective(hidden, experts: Experts, affinities, index, output, *, scaled: bo
     by_tokens = shards_tokens(T, H, I)
     own = token_share(T) if by_tokens else Tile(0, 0, T)
     h = h_share(H, is_sharded=not by_tokens)
-    x, index = load_hidden(hidden, h, own), _in_sbuf(index)
-    chosen = gather_affinities(_in_sbuf(affinities), index) if scaled else None
+    x, index = load_hidden(hidden, h, own), in_sbuf(index)
+    chosen = gather_affinities(in_sbuf(affinities), index) if scaled else None
     Hs1 = h.size // PARTITIONS
     total = nl.ndarray((PARTITIONS, Hs1, own.size), dtype=nl.float32, buffer=nl.sbuf)
     for tokens in tiles(own.size, max(1, max_columns(Hs1) // K)):
@@ -84,11 +84,3 @@ def selective(hidden, experts: Experts, affinities, index, output, *, scaled: bo
         add_up(total[:, :, tokens.span], results.reshape_dim(2, (tokens.size, K)), factors, is_first=True)
     store_hidden(total, output, h, own)
     return output
-
-
-def _in_sbuf(tensor):
-    if not nl.is_hbm(tensor.buffer):
-        return tensor
-    tile = nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=tensor)
-    return tile

@@ -19,12 +19,12 @@ def check(case, cores, scaled=True, dtype=None, hidden_in_sbuf=False, output_in_
     actual = run_all_expert[cores](hidden, affinities if scaled else None, fields, output_in_sbuf, dtype)
     expected = golden(x, affinities if scaled else np.ones_like(affinities), fields)
     assert actual.dtype == (dtype or x.dtype)
-    assert_close(rows_of(actual) if output_in_sbuf else actual, expected, x.dtype.name)
+    assert_close(rows_of(actual) if output_in_sbuf is True else actual, expected, x.dtype.name)
 
 
 @BOTH
 @pytest.mark.parametrize("hidden_in_sbuf", [False, True])
-@pytest.mark.parametrize("output_in_sbuf", [False, True])
+@pytest.mark.parametrize("output_in_sbuf", [False, True, "rows"])
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_places_of_hidden_states_and_output(cores, hidden_in_sbuf, output_in_sbuf, dtype):
     check(layer(T=5, H=512), cores, True, dtype, hidden_in_sbuf, output_in_sbuf)
@@ -121,6 +121,15 @@ def test_weights_are_stationary():
         dtypes = [[str(operands[name].dtype) for name in ("stationary", "moving")] for operands in matmuls]
         # 2 x 2 blocks of gate and up and 2 of down in each of 3 experts; one matmul spreads affinities.
         assert dtypes == [["float8_e4m3", "bfloat16"]] * 3 * 6 + [["float32", "float32"]]
+
+
+def test_a_dump_shows_the_experts_in_a_loop():
+    def instructions_at_penguin(E):
+        x, affinities, _, fields = layer(T=4, E=E, I=128)
+        module = run_all_expert[2].compile(x, affinities, fields).modules[Stage.PENGUIN]
+        return [sum(1 for _ in instructions(core.body)) for core in module.cores]
+
+    assert instructions_at_penguin(4) == instructions_at_penguin(16)
 
 
 def case(**changes):

@@ -33,19 +33,19 @@ def check(case, cores, scaled=True, dtype=None, hidden_in_sbuf=False, choices_in
     for k in index.T:  # an expert that a token chose twice counts twice
         rows = np.arange(len(x)), k
         factors[rows] += affinities[rows] if scaled else 1
-    assert_close(rows_of(actual) if output_in_sbuf else actual, golden(x, factors, fields), x.dtype.name)
+    assert_close(rows_of(actual) if output_in_sbuf is True else actual, golden(x, factors, fields), x.dtype.name)
 
 
 @BOTH
 @pytest.mark.parametrize("T", [1, 2, 5])
 @pytest.mark.parametrize("hidden_in_sbuf", [False, True])
-@pytest.mark.parametrize("output_in_sbuf", [False, True])
+@pytest.mark.parametrize("output_in_sbuf", [False, True, "rows"])
 def test_places_of_hidden_states_and_output(cores, T, hidden_in_sbuf, output_in_sbuf):
     check(layer(T=T, H=512), cores, hidden_in_sbuf=hidden_in_sbuf, output_in_sbuf=output_in_sbuf)
 
 
 @pytest.mark.parametrize("hidden_in_sbuf", [False, True])
-@pytest.mark.parametrize("output_in_sbuf", [False, True])
+@pytest.mark.parametrize("output_in_sbuf", [False, True, "rows"])
 def test_large_experts_are_shared(share_h, hidden_in_sbuf, output_in_sbuf):
     check(layer(T=3, H=512), 2, hidden_in_sbuf=hidden_in_sbuf, output_in_sbuf=output_in_sbuf)
 
