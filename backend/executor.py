@@ -11,6 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from ..ir.dtypes import numpy_dtype
 from ..ir.errors import KernelError, Loc
@@ -24,6 +25,7 @@ from .plan import Meeting, Plan, Program
 
 __all__ = ["run", "run_ranks"]
 
+_BLAS = ThreadpoolController()
 MAX_TRIPS = 1_000_000  # of one dynamic loop: a register that never becomes 0 would hang the card as well
 
 
@@ -45,7 +47,8 @@ def run_ranks(
     raises: as run; an error inside a rank's instructions is of the rank that comes to it first.
     """
     copies = [_prepare(rank, plan, own, fill) for rank, (plan, own) in enumerate(zip(plans, arrays, strict=True))]
-    with silent():
+    # Instructions are small products, which more threads slow down (many times on a busy machine) and may sum in another order.
+    with silent(), _BLAS.limit(limits=1, user_api="blas"):
         _run_together(plans)
     return [_finish(*each) for each in zip(plans, arrays, copies, strict=True)]
 
