@@ -9,11 +9,12 @@ from functools import cache, lru_cache
 from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 from ..ir.errors import Loc
 from ..ir.graph import LoopTag
 
-__all__ = ["Place", "here", "is_own"]
+__all__ = ["Place", "Trips", "here", "is_own"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 # The compiler's own folders: a location is the innermost frame outside them. kernels/ counts as an author's.
@@ -38,11 +39,11 @@ class Place:
 
     __slots__ = ("body", "frames", "loc", "loops")
 
-    def __init__(self, frames: list[FrameType]) -> None:
+    def __init__(self, frames: list[FrameType], trips: Trips | None = None) -> None:
         self.frames = frames
         lines = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
         self.loc = Loc(*lines[0], callers=tuple(lines[1:])) if lines else None
-        self.loops = tuple(tag for frame in reversed(frames) for tag in _loop_tags(frame))
+        self.loops = _loop_tags(frames, trips)
         # Where the running line is the head of a loop: the lines of that loop.
         self.body = _heads(frames[0].f_code).get(frames[0].f_lineno) if frames else None
 
@@ -86,10 +87,24 @@ class Place:
         if not self.frames:
             return None
         frame = self.frames[0]
-        return next((name for name, line, _, _ in _loops(frame.f_code) if line == frame.f_lineno), None)
+        return next((loop.variable for loop in _loops(frame.f_code) if loop.line == frame.f_lineno), None)
 
 
-def here(kernel: CodeType | None) -> Place:
+class Trips:
+    """Counts the trips of loops over things that are no integers: the variable is another object in each."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, tuple[tuple[LoopTag, ...], object, int]] = {}
+
+    def number(self, loop: Any, around: tuple[LoopTag, ...], value: object) -> int:
+        """The trip, from 0, of the loop (in one chain of calls) whose variable is `value`. around: trips of loops around it."""
+        tags, last, number = self._seen.get(loop, (None, None, 0))
+        number = 0 if tags != around else number if last is value else number + 1
+        self._seen[loop] = around, value, number
+        return number
+
+
+def here(kernel: CodeType | None, trips: Trips | None = None) -> Place:
     """The place of the running call; frames beyond the kernel's own (`kernel` is its code) are left out."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
@@ -101,7 +116,7 @@ def here(kernel: CodeType | None) -> Place:
         frame = frame.f_back
     if kernel is None:
         frames = frames[:1]
-    return Place(frames)
+    return Place(frames, trips)
 
 
 @lru_cache(maxsize=64)
@@ -201,23 +216,48 @@ def _consumers(code: CodeType, name: str) -> dict[int, str]:
     return found
 
 
+class _Loop(NamedTuple):
+    """`for variable in ...` or `for variable, ... in ...`; is_kept: nothing in the body assigns to the variable."""
+
+    variable: str
+    line: int
+    body: range
+    is_kept: bool
+
+
 @cache
-def _loops(code: CodeType) -> tuple[tuple[str, int, int, int], ...]:
-    """(variable, line, first and last line of the body) of each `for name in ...` of a function, outermost first."""
+def _loops(code: CodeType) -> tuple[_Loop, ...]:
+    """The `for` statements of a function, outermost first."""
     node = _function(code)
     found = []
     for child in ast.walk(node) if node is not None else ():
-        if isinstance(child, ast.For) and isinstance(child.target, ast.Name):
-            last = child.body[-1]
-            found.append((child.target.id, child.lineno, child.body[0].lineno, last.end_lineno or last.lineno))
-    return tuple(sorted(found, key=lambda loop: loop[1]))
+        if not isinstance(child, ast.For):
+            continue
+        first = child.target.elts[0] if isinstance(child.target, ast.Tuple) else child.target
+        if isinstance(first, ast.Name):
+            inside = (name for statement in child.body for name in ast.walk(statement) if isinstance(name, ast.Name))
+            is_kept = not any(name.id == first.id and isinstance(name.ctx, ast.Store) for name in inside)
+            lines = range(child.body[0].lineno, _lines(child.body[-1]).stop)
+            found.append(_Loop(first.id, child.lineno, lines, is_kept))
+    return tuple(sorted(found, key=lambda loop: loop.line))
 
 
-def _loop_tags(frame: FrameType) -> list[LoopTag]:
-    """The static loops that the frame is inside of. A value that is no int leaves its loop untagged."""
-    line = frame.f_lineno
-    loops = [loop for loop in _loops(frame.f_code) if loop[2] <= line <= loop[3]]
-    if not loops:
-        return []
-    names = frame.f_locals  # made anew at each look
-    return [LoopTag(variable, start, names[variable]) for variable, start, _, _ in loops if type(names.get(variable)) is int]
+def _loop_tags(frames: list[FrameType], trips: Trips | None) -> tuple[LoopTag, ...]:
+    """The iterations of static loops that the frames, innermost first, are inside of, outermost first.
+
+    The value of a variable that is no integer is the number of the trip.
+    """
+    tags: tuple[LoopTag, ...] = ()
+    for depth in range(len(frames) - 1, -1, -1):
+        frame = frames[depth]
+        loops = [loop for loop in _loops(frame.f_code) if frame.f_lineno in loop.body]
+        names = frame.f_locals if loops else {}  # made anew at each look
+        for loop in loops:
+            value = names.get(loop.variable)
+            if type(value) is int:
+                tags = (*tags, LoopTag(loop.variable, loop.line, value))
+            elif trips is not None and loop.is_kept and value is not None and not getattr(value, "frozen", False):
+                calls = tuple([(caller.f_code, caller.f_lasti) for caller in frames[depth + 1 :]])
+                number = trips.number((frame.f_code, loop.line, calls), tags, value)
+                tags = (*tags, LoopTag(loop.variable, loop.line, number))
+    return tags

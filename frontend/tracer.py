@@ -20,7 +20,7 @@ from ..ir.errors import KernelError, Loc
 from ..ir.graph import Address, Core, Gate, Instruction, Loop, Operand, Statement, Tensor, View
 from ..ir.machine import Space, Target
 from ..ir.table import check_instruction
-from .location import Place, here
+from .location import Place, Trips, here
 
 __all__ = ["Schedule", "Tracer", "author_error", "author_loc", "current", "located", "optional_tracer", "tracing"]
 
@@ -67,6 +67,7 @@ class Tracer:
         self.gates: list[Gate] = []
         self.identities: dict[tuple[int, str], Any] = {}  # shared_identity_matrix: one tile a size and dtype
         self._scopes = [Scope()]
+        self._trips = Trips()
         self._names: set[str] = set()
         self._reserved = reserved
         self._given: set[str] = set()  # those that the author gave, arguments included
@@ -81,7 +82,7 @@ class Tracer:
     # --- places -----------------------------------------------------------------------------------------------
 
     def place(self) -> Place:
-        return here(self.code)
+        return here(self.code, self._trips)
 
     # --- names ------------------------------------------------------------------------------------------------
 

@@ -273,7 +273,10 @@ def dynamic_kind(operand: Operand | None) -> str | None:
 
 
 class LoopTag(NamedTuple):
-    """Which iteration of which static loop an instruction came from: `variable@line=value`."""
+    """Which iteration of which static loop an instruction came from: `variable@line=value`.
+
+    value: of the variable; the number of the iteration, where that is no integer.
+    """
 
     variable: str
     line: int

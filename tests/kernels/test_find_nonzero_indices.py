@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from opennki import KernelError
 from opennki import language as nl
-from opennki.ir.graph import Stage
 from opennki.kernels.find_nonzero_indices import FIND_NONZERO_INDICES as ENTRY
 from opennki.kernels.find_nonzero_indices import find_nonzero_indices
 from opennki.passes.check_initialised import poison_reads
@@ -251,7 +250,7 @@ def test_lists_are_appended_at_a_run_time_place(compiled):
 
 def test_only_the_unused_columns_of_the_transpose_are_read_without_being_written():
     """And the rows of `found` between those of the searches, which the shuffle moves and no store looks at."""
-    penguin = find_nonzero_indices[2].compile(**sized(256, 20, chunk_size=128)).modules[Stage.PENGUIN]
+    penguin = find_nonzero_indices[2].compile(**sized(256, 20, chunk_size=128)).flat
     reads = {(read.op, read.operand, read.tensor.split("#")[0]) for read in poison_reads(penguin)}
     assert reads == {("nc_matmul", "stationary", "spread"), ("nc_stream_shuffle", "src", "found")}
 

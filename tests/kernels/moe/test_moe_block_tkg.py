@@ -6,7 +6,7 @@ import pytest
 
 from opennki import KernelError
 from opennki import language as nl
-from opennki.ir.graph import Residency, Stage, instructions
+from opennki.ir.graph import Residency, instructions
 from opennki.kernels.moe.enums import ActFnType, ExpertAffinityScaleMode, RouterActFnType
 from opennki.kernels.moe.moe_block_reference import MOE_BLOCK_TKG as ENTRY
 from opennki.kernels.moe.moe_block_reference import ROUTERS
@@ -282,7 +282,7 @@ def test_stored_indices_of_many_tokens():
 
 def penguin(leaf, **sizes):
     arguments = ENTRY.example(**{**SMALL, "leaf": leaf, **sizes})
-    return ENTRY.launched(leaf=leaf).compile(**arguments).modules[Stage.PENGUIN]
+    return ENTRY.launched(leaf=leaf).compile(**arguments).flat
 
 
 def all_of(module, op):

@@ -7,7 +7,7 @@ import pytest
 from opennki import KernelError, jit
 from opennki import isa as nisa
 from opennki import language as nl
-from opennki.ir.graph import Stage, instructions
+from opennki.ir.graph import instructions
 from opennki.kernels.moe.mx import dequantize, quantize, swizzle, unpack
 from opennki.kernels.moe.rmsnorm_mx_quantize_tkg import RMSNORM_MX_QUANTIZE_TKG as ENTRY
 from opennki.kernels.moe.rmsnorm_mx_quantize_tkg import golden, rmsnorm_mx_quantize_tkg
@@ -186,7 +186,7 @@ def programs(kernel, *args, **arguments):
     """The instructions of each core. No run is needed to know that no unwritten byte counts."""
     compiled = kernel.compile(*args, **arguments)
     assert compiled.probe is None
-    return [list(instructions(core.body)) for core in compiled.modules[Stage.PENGUIN].cores]
+    return [list(instructions(core.body)) for core in compiled.flat.cores]
 
 
 def test_states_words_and_scales_are_exchanged_on_pipes_of_their_own():

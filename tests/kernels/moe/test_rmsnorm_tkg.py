@@ -7,7 +7,7 @@ import pytest
 from opennki import KernelError, jit
 from opennki import isa as nisa
 from opennki import language as nl
-from opennki.ir.graph import Stage, instructions
+from opennki.ir.graph import instructions
 from opennki.kernels.moe.rmsnorm_tkg import RMSNORM_TKG as ENTRY
 from opennki.kernels.moe.rmsnorm_tkg import golden, rmsnorm_tkg, spread
 
@@ -210,7 +210,7 @@ def counted(cores, arguments, kernel=rmsnorm_tkg):
     """Number of instructions by name on each core; no run is needed to know that no unwritten byte counts."""
     compiled = kernel[cores].compile(**arguments)
     assert compiled.probe is None
-    names = [[i.op for i in instructions(core.body)] for core in compiled.modules[Stage.PENGUIN].cores]
+    names = [[i.op for i in instructions(core.body)] for core in compiled.flat.cores]
     return [{name: own.count(name) for name in own} for own in names]
 
 
@@ -254,7 +254,7 @@ def test_arrays_need_no_exchange():
 def test_a_shared_token_is_computed_once():
     """The matmul that sums over the partitions moves the core's own tokens."""
     for T, own in ((18, 18), (20, 10), (512, 256)):
-        for core in on_tiles[2].compile(**tile_call(T)).modules[Stage.PENGUIN].cores:
+        for core in on_tiles[2].compile(**tile_call(T)).flat.cores:
             (matmul,) = (i for i in instructions(core.body) if i.op == "nc_matmul")
             assert matmul.operands["moving"].pattern == ((1, own),)
 

@@ -267,7 +267,7 @@ def programs(cores=2, **changes):
 
 def penguin(cores, **changes):
     """The lines of instructions at stage penguin."""
-    text = str(layer.with_target("gen4")[cores].compile(**operands(**changes)).modules[Stage.PENGUIN])
+    text = str(layer.with_target("gen4")[cores].compile(**operands(**changes)).flat)
     return [line.strip() for line in text.splitlines() if " dst=" in line]
 
 
@@ -316,5 +316,5 @@ def test_text_runs_as_the_kernel_does(runs_from_text):
 
 @BOTH
 def test_nothing_is_left_to_the_probe(cores):
-    found = analyse(layer.with_target("gen4")[cores].compile(**operands()).modules[Stage.PENGUIN])
+    found = analyse(layer.with_target("gen4")[cores].compile(**operands()).flat)
     assert not found.needs_probe and not found.maybe_results
