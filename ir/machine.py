@@ -60,6 +60,8 @@ class Engine(Enum):
     vector = 5
     sync = 6
 
+    __hash__ = object.__hash__  # as of Space
+
     def __str__(self) -> str:
         return self.name
 
@@ -128,6 +130,9 @@ class Target:
     registers: int = 64  # per sequencer
     hbm_bytes: int = 24 << 30  # one stack, which the two cores of a pair share
     mx_scale: str = "doubled"
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @property
     def psum_bytes(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from .access_pattern import shown
 from .dtypes import DTYPES, Dtype
 from .errors import KernelError, Loc
-from .graph import Instruction, Operand, dynamic_kind
+from .graph import Instruction, Memory, Operand, View, dynamic_kind
 from .machine import QUADRANT, Engine, NCVersion, Space, Target, start_partitions
 from .operators import ACTIVATIONS, ALU, OpKind
 
@@ -389,7 +389,8 @@ def instruction(
     params:        operands and attributes in the order of the public signature (`name` comes by itself, last).
     engines:       those that can run it; choose_engine(instruction, target) picks one where the author did not.
     limits:        elements of a named dimension, one number or one a generation.
-    checks:        rules that no field can state: check(instruction, target, dims) raises KernelError.
+    checks:        rules that no field can state: check(instruction, target, dims) raises KernelError. They look at nothing
+                   but op, engine, attributes and operands, whose tensors' names mean nothing.
     cycles:        cycles(dims, instruction, target) of the engine for the elements; the rest of its cost is in ir/timing.
     issue:         the kind of its fixed times there, or issue(instruction): plain, two_inputs, tensor_scalar, reciprocal,
                    activation.
@@ -473,12 +474,53 @@ def check_instruction(instr: Instruction, target: Target) -> dict[str, int]:
     """
     found: tuple[Target, dict[str, int]] | None = getattr(instr, INSTRUCTION_LEGAL, None)
     if found is None or found[0] is not target:
-        found = target, _checked(instr, target)
+        found = target, _solved(instr, target)
         object.__setattr__(instr, INSTRUCTION_LEGAL, found)
     return found[1]
 
 
 INSTRUCTION_LEGAL = "_legal"  # beside the fields of an instruction: on which target it is, and its dimensions
+
+
+_SOLVED: dict[tuple, dict[str, int]] = {}  # dimensions of legal instructions, by all that checks look at
+_MOST_SOLVED = 1 << 13
+
+
+def _solved(instr: Instruction, target: Target) -> dict[str, int]:
+    """What an instruction's like was checked for before holds for it too: kernels are many times the same on other tiles."""
+    key = _checked_parts(instr, target)
+    if key is None:
+        return _checked(instr, target)
+    dims = _SOLVED.get(key)
+    if dims is None:
+        dims = _checked(instr, target)
+        if len(_SOLVED) == _MOST_SOLVED:
+            _SOLVED.clear()
+        _SOLVED[key] = dims
+    return dims
+
+
+def _checked_parts(instr: Instruction, target: Target) -> tuple | None:
+    """All that checks may look at: of tensors not their names, but which of them are the same. None: a dynamic address."""
+    operands: list[Any] = []
+    tensors: list[str] = []
+    for name, operand in instr.operands.items():
+        if isinstance(operand, (int, float)):
+            operands.append((name, type(operand), operand))
+            continue
+        if operand.index is not None:
+            return None
+        if isinstance(operand, Memory):
+            operands.append((name, operand))
+            continue
+        tensor = operand.tensor
+        tensors.append(tensor.name)
+        place: Any = operand.layout if isinstance(operand, View) else (operand.partitions, operand.offset, operand.pattern)
+        operands.append((name, tensor.space, tensor.shape, tensor.dtype, tensor.address, operand.dtype, place))
+    values = instr.attrs.values()
+    same = tuple(map(tensors.index, tensors))
+    # Types too: 1, 1.0 and True are equal.
+    return (instr.op, instr.engine, target, *operands, same, *instr.attrs, *values, *map(type, values))
 
 
 def _checked(instr: Instruction, target: Target) -> dict[str, int]:

@@ -85,3 +85,13 @@ def test_what_holds_on_one_target_is_checked_again_on_another():
 def test_the_stage_counts(verified):
     """The same instructions in a module that calls itself a trace, where operands are views."""
     assert error_of(verify, replace(verified, stage=Stage.TRACE)) == "E603"
+
+
+def test_equal_numbers_of_other_types_are_checked_apart():
+    """2.0**40 is a legal immediate; 2**40, which equals it, is no integer of 32 bits."""
+    text = PENGUIN.replace("gpsimd.tensor_tensor", "vector.tensor_scalar").replace("op=abs_max", "op0=add")
+    text = text.replace("data1=", "data=").replace("data2=%a{0:64 | 0 + [1 x 32]}", "operand0=1.0")
+    legal = list(instructions(parse(text).cores[0].body))[1]
+    check_instruction(replace(legal, operands={**legal.operands, "operand0": 2.0**40}), TARGETS["gen3"])
+    large = replace(legal, operands={**legal.operands, "operand0": 2**40})
+    assert error_of(check_instruction, large, TARGETS["gen3"]) == "E105"
