@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run lint test test-all bench clean FORCE
+.PHONY: help venv run lint test test-all bench bench-model clean FORCE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' Makefile
 
 venv: $(STAMP) ## set up .venv with opennki (editable) and the developer tools
 
@@ -43,6 +43,9 @@ test-all: lint ## lint, then all tests, the slow ones too
 
 bench: venv ## the benchmarks
 	$(BIN)/python tests/bench/bench.py
+
+bench-model: venv ## the time model against published measurements of a card
+	$(BIN)/python tests/bench/bench_model.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
