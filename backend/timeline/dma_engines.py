@@ -7,7 +7,7 @@ packets' length, as taking turns gives. Engines to which every transfer of the p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...ir.timing import DMA_ENGINES, Transfer
@@ -19,14 +19,12 @@ _NOTHING_LEFT = 1e-6  # ns
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A transfer on its way. on_end(now, job) is called when its last byte has moved."""
+    """A transfer on its way. on_end(now) is called when its last byte has moved."""
 
     transfer: Transfer
     queue: str
-    on_end: Callable[[float, Job], None]
+    on_end: Callable[[float], None]
     servers: int = 0  # that still work on it
-    started_ns: float = 0.0
-    behind: Job | None = None  # the transfer of the same queue that kept it waiting last
 
 
 @dataclass(slots=True)
@@ -87,7 +85,10 @@ class DmaEngines:
     """
 
     def __init__(
-        self, transfers: list[Iterable[Transfer]], schedule: Callable[[float, Callable[[float], None]], None], hbm_rate: float
+        self,
+        transfers: Sequence[Iterable[Transfer]],
+        schedule: Callable[[float, Callable[[float], None]], None],
+        hbm_rate: float,
     ) -> None:
         self.schedule, self.hbm_rate = schedule, hbm_rate
         self.servers = [_servers(own) for own in transfers]
@@ -98,7 +99,6 @@ class DmaEngines:
     def arrive(self, now: float, core: int, job: Job) -> None:
         """The first packets of a transfer reach the engines."""
         transfer = job.transfer
-        job.started_ns = now
         for server in self.servers[core]:
             work = transfer.engine_ns[server.engines[0]]
             if not work:
@@ -106,15 +106,13 @@ class DmaEngines:
             job.servers += 1
             server.settle(now)
             pieces = server.queues.setdefault(job.queue, deque())
-            if pieces:
-                job.behind = pieces[-1].job
             total = sum(transfer.engine_ns)
             pieces.append(_Piece(job, work, total / transfer.packets, len(server.engines) * transfer.hbm / total))
             for engine in server.engines:
                 self.busy_ns[core][engine] += work
             self._plan(server)
         if not job.servers:
-            job.on_end(now, job)
+            job.on_end(now)
         self._share_hbm(now)
 
     def _plan(self, server: _Server) -> None:
@@ -139,7 +137,7 @@ class DmaEngines:
         for job in ended:
             job.servers -= 1
             if not job.servers:
-                job.on_end(now, job)
+                job.on_end(now)
         self._share_hbm(now)
 
     def _share_hbm(self, now: float) -> None:

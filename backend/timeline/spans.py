@@ -45,7 +45,7 @@ class Span:
     core: int
     track: str
     kind: str
-    instr: Instruction | None
+    instr: Instruction
     start_ns: float
     issue_ns: float
     end_ns: float
@@ -57,7 +57,7 @@ class Span:
 
     @property
     def name(self) -> str:
-        return "table load" if self.kind == "load" else self.instr.op if self.instr else self.kind
+        return "table load" if self.kind == "load" else self.instr.op
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,20 @@ class Timeline:
 
     module: str
     target: Target
-    cores: int
     spans: tuple[Span, ...]
     total_ns: float
     kernel_ns: float
-    prologue_ns: float
     busy_ns: tuple[dict[str, float], ...]
     engine_ns: tuple[tuple[float, ...], ...]
     hbm_bytes: dict[str, tuple[int, int]]
     bounds: Bounds
     notes: tuple[str, ...]
     values: dict[str, float]
+
+    @property
+    def benchmark_ns(self) -> float:
+        """What nki.benchmark would report, whose launch is shorter than that of a profile."""
+        return self.kernel_ns + self.values["launch_benchmark"]
 
     def critical_path(self) -> list[Step]:
         """From the kernel's start to its end without a gap: each step's start is where the step before let it go."""

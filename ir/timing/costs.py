@@ -20,6 +20,10 @@ __all__ = ["Cost", "cost_of", "table_of"]
 _IN_EVERY_TABLE = frozenset({"copy", "square", "abs", "sign", "relu"})
 
 
+# Sync's clock is unpublished, and DMA has none: that of the Scalar engine, as Target.clock has it.
+_CLOCKS = {engine: f"{engine}_clock" for engine in (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd)}
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Times in ns, from the start of an instruction.
@@ -45,10 +49,10 @@ def cost_of(instr: Instruction, target: Target, values: Values | None = None) ->
     row, engine = lookup(instr.op, instr.loc), instr.engine
     assert engine is not None, f"{instr.op} has no engine: assign-engines comes first"
     if Engine.dma in row.engines and row.meets != "ranks":
-        transfer = transfer_of(instr, target, values)
+        transfer = transfer_of(instr, values)
         return Cost(transfer.issuer, transfer.issue_ns, transfer.issue_ns, transfer.issue_ns, transfer=transfer)
     dims = check_instruction(instr, target)
-    clock = target.clock(engine)
+    clock = values[_CLOCKS.get(engine, "scalar_clock")]
     elements_ns = row.cycles(dims, instr, target) / clock
     if engine is Engine.tensor:
         load_ns = dims.get("M", dims.get("F", 0)) * values["tensor_load"] / clock
@@ -58,8 +62,8 @@ def cost_of(instr: Instruction, target: Target, values: Values | None = None) ->
         return Cost(engine, elements_ns, done, done)
     if engine not in (Engine.vector, Engine.scalar):  # registers, and whole collectives
         return Cost(engine, elements_ns, elements_ns, elements_ns)
-    kind = row.issue(instr) if engine is Engine.scalar or f"vector_{row.issue(instr)}_issue" in values else "plain"
-    if engine is Engine.scalar and kind != "activation":
+    kind = row.issue(instr)
+    if f"{engine.name}_{kind}_issue" not in values:  # of this kind the other engine has a figure
         kind = "plain"
     issue = f"{engine.name}_{kind}_issue"
     if kind == "activation" and _reads_psum(instr):

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import ceil, lcm, prod
 
 from ..graph import Access, Instruction, Memory, dynamic_kind
-from ..machine import DGEMode, DMAEngine, Engine, Target
+from ..machine import DGEMode, DMAEngine, Engine
 from .parameters import Values
 
 __all__ = ["DMA_ENGINES", "Transfer", "hbm_bytes", "transfer_of"]
@@ -43,20 +43,20 @@ class _Move:
     partitions: tuple[int, int] | None
 
 
-def transfer_of(instr: Instruction, target: Target, values: Values) -> Transfer:
+def transfer_of(instr: Instruction, values: Values) -> Transfer:
     """The transfer of an instruction that DMA executes (of a sendrecv: what this core sends)."""
     dst, sources = instr.operands["dst"], [operand for name, operand in instr.operands.items() if name != "dst"]
     mode = _descriptors(instr)
     moves = [_move(dst, source, instr.op == "dma_transpose") for source in sources]
     packet_ns = values["dma_packet_swdge" if mode is DGEMode.swdge else "dma_packet"]
-    rate = target.dma_bytes_per_ns * _transpose_share(instr, values)
+    rate = values["dma_rate"] * _transpose_share(instr, values)
     work = [0.0] * DMA_ENGINES
     for move in moves:
         for engine, share in _shares(move):
             work[engine] += share * (move.packets * packet_ns + move.nbytes / rate)
     used = [engine for engine, ns in enumerate(work) if ns]
     for engine in used:  # each writes a semaphore of four bytes at its end
-        work[engine] += packet_ns + 4 / target.dma_bytes_per_ns
+        work[engine] += packet_ns + 4 / values["dma_rate"]
     packets = sum(move.packets for move in moves) + len(used)
     issuer, issue_ns, start_ns = _issue(instr, mode, packets, values)
     moved = sum(move.nbytes for move in moves)
