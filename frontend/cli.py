@@ -1,6 +1,8 @@
 """The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
 
-    opennki list | run | check | gates | residency | dump | opt | exec | demo | passes | isa    each has --help with examples
+    opennki list | run | check | gates | residency | profile | dump | opt | exec | demo | passes | isa
+
+Each has --help with examples.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import io
 import os
 import sys
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,10 +27,11 @@ from ..ir.table import lookup
 from ..kernels import LIBRARY
 from ..passes.check_initialised import needs_runtime_check
 from ..passes.pipeline import PASSES, run_passes
+from .cli_chosen import chosen_subject, heading, name_of, print_heading
 from .cli_demo import show_kernels
 from .cli_inputs import parse_settings, require_known
 from .cli_inspect import print_residency, residency_facts, show_gates
-from .cli_kernels import Subject, find_subject, library_kernel, read_module
+from .cli_kernels import library_kernel, read_module
 from .cli_options import (
     PIPELINES,
     CoresOption,
@@ -43,15 +45,15 @@ from .cli_options import (
     SetOption,
     StageName,
     StageOption,
-    TargetName,
     TargetOption,
     TextArgument,
     complete_instruction,
     complete_kernel,
 )
-from .cli_report import as_json, describe, facts_of, message, print_facts, print_table, print_values, summary
-from .cli_run import compile_subject, kernel_for, module_at, note_default_target, print_comparisons, run_module, run_subject
-from .jit import Kernel, to_penguin
+from .cli_profile import show_profile
+from .cli_report import as_json, facts_of, message, print_facts, print_table, print_values, summary
+from .cli_run import compile_subject, module_at, print_comparisons, run_module, run_subject
+from .jit import to_penguin
 
 __all__ = ["main"]
 
@@ -100,14 +102,11 @@ def _about() -> None:
     opennki dump my.py:kernel --set 'x=float32[128,512]' --stage bir
     opennki gates my.py:kernel            what it asks of its arguments
     opennki residency tp_broadcast        what it does with HBM
+    opennki profile tp_broadcast          the time it takes, and what on
     opennki COMMAND --help                examples of each command
 
     Results go to stdout, messages and errors to stderr. Exit status: 0 fine, 1 the kernel or text is at fault, 2 usage.
     """
-
-
-def _name_of(choice: Enum | None) -> str | None:
-    return None if choice is None else str(choice.value)
 
 
 # --- the library -------------------------------------------------------------------------------------------------
@@ -139,7 +138,7 @@ def demo(
     opennki demo tp_broadcast --seed 7
     """
     entries = [library_kernel(name) for name in kernels] if kernels else list(LIBRARY.values())
-    wrong = show_kernels(entries, _name_of(target), seed)
+    wrong = show_kernels(entries, name_of(target), seed)
     verdict = f"{len(wrong)} at fault: {', '.join(wrong)}" if wrong else "all equal to their golden references"
     print(f"{len(entries)} kernels, {verdict}")
     if wrong:
@@ -165,9 +164,9 @@ def run(
     opennki run my.py:add --set 'x=float32[128,512]' --set y=@y.npy
     opennki run my.py:scale --set 'x=bfloat16[128,64]' --set factor=2.5 --target gen4
     """
-    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     outcome = run_subject(subject, chosen, rtol)
-    facts = _heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | {
+    facts = heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | {
         "compile_seconds": outcome.compile_seconds, "run_seconds": outcome.run_seconds,
         "results": {name: summary(array) for name, array in outcome.results.items()}, "equal": outcome.equal,
         "golden": [vars(c) for c in outcome.comparisons],
@@ -175,7 +174,7 @@ def run(
     if json:
         print(as_json(facts))
     else:
-        _print_heading(facts)
+        print_heading(facts)
         print_facts(facts)
         print(f"time: compiled in {outcome.compile_seconds:.3f} s, ran in {outcome.run_seconds:.4f} s")
         print_values(facts["results"])
@@ -184,26 +183,6 @@ def run(
         message(f"note: no golden reference; a function {subject.name}_golden in the same file would be one")
     if outcome.equal is False:
         raise typer.Exit(1)
-
-
-def _chosen(
-    spec: str, settings: list[str] | None, seed: int, scale: bool, target: TargetName | None, cores: int | None
-) -> tuple[Subject, Kernel]:
-    """The subject of a command, and its kernel for the command's target and cores."""
-    subject = find_subject(spec, parse_settings(settings), seed, scale)
-    note_default_target(_name_of(target), subject)
-    return subject, kernel_for(subject, _name_of(target), cores)
-
-
-def _heading(subject: Subject, kernel: Kernel) -> dict[str, Any]:
-    return {"kernel": subject.name, "target": str(kernel.target), "cores": kernel.cores,
-            "arguments": {name: describe(value) for name, value in subject.arguments.items()}}
-
-
-def _print_heading(facts: dict[str, Any]) -> None:
-    print(f"kernel {facts['kernel']}, target {facts['target']}, cores {facts['cores']}"
-          + (f", seed {facts['seed']}" if "seed" in facts else ""))
-    print_table("arguments", ("name", "value"), facts["arguments"].items())
 
 
 @main.command()
@@ -219,16 +198,16 @@ def check(
     opennki check my.py:add --set 'x=float32[128,512]' --set 'y=float32[128,512]'
     opennki check find_nonzero_indices --scale
     """
-    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
     unknown = sorted(needs_runtime_check(compiled.flat))
-    facts = {"ok": True} | _heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
+    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
     facts["known_when_it_runs"] = unknown
     if json:
         print(as_json(facts))
         return
     print("ok")
-    _print_heading(facts)
+    print_heading(facts)
     print_facts(facts)
     if unknown:
         print(f"\nonly a run can tell whether every element is written: {', '.join(f'%{name}' for name in unknown)}")
@@ -248,12 +227,13 @@ def dump(
     opennki dump my.py:add --set 'x=float32[128,64]' --set 'y=float32[128,64]' --stage bir
     opennki dump tp_broadcast --stage trace | opennki opt - --passes check-gates,fold-layouts
     """
-    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     module = module_at(subject, chosen, Stage(stage.value))
     print(to_text(module, loc), end="")
 
 
 main.command("gates")(show_gates)
+main.command("profile")(show_profile)
 
 
 @main.command()
@@ -269,14 +249,14 @@ def residency(
     opennki residency tp_broadcast
     opennki residency find_nonzero_indices --scale --json
     """
-    subject, chosen = _chosen(kernel, settings, seed, scale, target, cores)
+    subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     passes = [name for name in to_penguin() if name != _CHECK_RESIDENCY]  # checked once it is shown
     module = run_passes(module_at(subject, chosen, Stage.TRACE), passes)
-    facts = _heading(subject, chosen) | residency_facts(module)
+    facts = heading(subject, chosen) | residency_facts(module)
     if json:
         print(as_json(facts))
     else:
-        _print_heading(facts)
+        print_heading(facts)
         print_residency(facts)
     run_passes(module, [_CHECK_RESIDENCY])
 

@@ -90,6 +90,16 @@ class Compiled:
         """(core, line, trips in the last run of rank 0) of each loop that the machine runs, an outer one before those in it."""
         return [(core, loop.loc, loop.trips) for core, loop in self.plan.loops()]
 
+    def timeline(self, arrays: Mapping[str, np.ndarray], assume: Mapping[str, float] | None = None) -> Timeline:
+        """The kernel in time. It runs only where a run alone tells how often loops turn, and then on copies of the arrays.
+
+        assume: values of timing parameters in the place of the model's. raises: KernelError.
+        """
+        module, trips = self.modules[Stage.BIR], None
+        if has_unknown_trips(module):
+            trips = count_trips(plan.build(module), {name: array.copy() for name, array in arrays.items()})
+        return simulate_time(module, trips, assume)
+
     def _structured(self, results: list[np.ndarray]) -> Any:
         if self.structure is None:
             return None
@@ -254,18 +264,10 @@ class Kernel:
         """The module of stage trace, unchecked gates included."""
         return self._traced(bind_arguments(self.function, args, kwargs))[0]
 
-    def profile(self, *args: Any, assume: Mapping[str, float] | None = None, **kwargs: Any) -> Timeline:
-        """The kernel in time, as the machine model has it. It runs only where a run alone tells how often loops turn.
-
-        assume: values of timing parameters in the place of the model's. raises: KernelError.
-        """
+    def profile(self, *args: Any, **kwargs: Any) -> Timeline:
+        """The kernel in time, as the machine model has it, see Compiled.timeline."""
         arguments = bind_arguments(self.function, args, kwargs)
-        module = self._compiled(arguments).modules[Stage.BIR]
-        trips = None
-        if has_unknown_trips(module):
-            copies = {name: array.copy() for name, array in arguments.arrays.items()}
-            trips = count_trips(plan.build(module), copies)
-        return simulate_time(module, trips, assume)
+        return self._compiled(arguments).timeline(arguments.arrays)
 
     def _traced(self, arguments: Arguments) -> tuple[Module, Any]:
         return trace(self.function, arguments, self.target, self.cores, self._grid, self.schedule)

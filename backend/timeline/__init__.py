@@ -3,6 +3,8 @@
 from .bounds import Bounds
 from .simulation import simulate
 from .spans import Reason, Span, Step, Timeline
+from .trace_events import trace_events
 from .trips import Trips, count_trips, has_unknown_trips
 
-__all__ = ["Bounds", "Reason", "Span", "Step", "Timeline", "Trips", "count_trips", "has_unknown_trips", "simulate"]
+__all__ = ["Bounds", "Reason", "Span", "Step", "Timeline", "Trips", "count_trips", "has_unknown_trips", "simulate",
+           "trace_events"]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from ..errors import KernelError
 from ..machine import TARGETS, Engine, Target
 
-__all__ = ["PARAMETERS", "Parameter", "Values", "assumptions", "values_for"]
+__all__ = ["PARAMETERS", "Parameter", "Values", "assumptions", "parameter_table", "values_for"]
 
 _PROFILES = "trainium-kernel-fusion, instruction profiles on trn2"
 _TWO = "trainium-kernel-fusion and kda-for-trainium, two profiles that agree"
@@ -177,6 +177,15 @@ def values_for(target: Target, changed: Mapping[str, float] | None = None) -> Va
 @cache
 def _values(target: Target) -> Values:
     return MappingProxyType({name: parameter.at(target) for name, parameter in PARAMETERS.items()})
+
+
+def parameter_table() -> str:
+    """The parameters as a table of docs/timing.md."""
+    rows = ["| parameter | gen3 | gen4 | unit | what | source |", "|---|---|---|---|---|---|"]
+    for p in PARAMETERS.values():
+        gen3, gen4 = (p.at(TARGETS[name]) for name in ("gen3", "gen4"))
+        rows.append(f"| {p.name} | {gen3:g} | {gen4:.4g} | {p.unit} | {p.doc} | {p.source} |")
+    return "\n".join(rows) + "\n"
 
 
 def assumptions(target: Target, values: Values | None = None) -> list[dict[str, str | float]]:
