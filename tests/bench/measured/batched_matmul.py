@@ -10,7 +10,7 @@ from opennki import isa as nisa
 from opennki import jit
 from opennki import language as nl
 
-from .tiles import P, load, rotation
+from .tiles import P, banks, load, rotation
 
 __all__ = ["batched_matmul", "batched_matmul_golden"]
 
@@ -34,8 +34,8 @@ def batched_matmul(lhs, rhs, transposes_first, store_width):
     moving = rotation(2, (K, N), rhs.dtype)
     rows = [rotation(tiles, (P, K), lhs.dtype) for _ in range(2)]
     stationary = [rotation(tiles, (K, P), lhs.dtype) for _ in range(2)]
-    turned = rotation(TRANSPOSE_BANKS, (K, P), lhs.dtype, nl.psum)
-    products = _turns(rotation(PRODUCT_BANKS, (P, MOVING), nl.float32, nl.psum))
+    turned = banks(TRANSPOSE_BANKS, (K, P), lhs.dtype)
+    products = _turns(banks(PRODUCT_BANKS, (P, MOVING), nl.float32))
     results = _turns(rotation(RESULTS, (P, store_width), nl.float32))
     engines = _turns([nisa.engine.vector, nisa.engine.scalar])
 

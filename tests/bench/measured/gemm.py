@@ -8,7 +8,7 @@ from opennki import isa as nisa
 from opennki import jit
 from opennki import language as nl
 
-from .tiles import P, load, load_rows, rotation
+from .tiles import P, banks, load, load_rows, rotation
 
 __all__ = ["blocked_gemm", "gemm_golden", "resident_gemm", "streamed_gemm"]
 
@@ -26,7 +26,7 @@ def resident_gemm(lhsT, rhs, row_blocks):
     out = nl.ndarray((M, N), lhsT.dtype, buffer=nl.shared_hbm)
     stationary = load_rows(rotation(K // P, (P, M), lhsT.dtype), lhsT)
     moving = load_rows(rotation(K // P, (P, N), rhs.dtype), rhs)
-    products = rotation(row_blocks, (P, N), nl.float32, nl.psum)
+    products = banks(row_blocks, (P, N), nl.float32)
     results = rotation(2, (P, N), lhsT.dtype)
     for m in range(M // P):
         product, result = products[m % row_blocks], results[m % 2]
@@ -51,10 +51,11 @@ def blocked_gemm(lhsT, rhs, outer, k_tiles, m_tiles, n_tiles):
     (K, M), N = lhsT.shape, rhs.shape[1]
     out = nl.ndarray((M, N), lhsT.dtype, buffer=nl.shared_hbm)
     rows, columns = m_tiles * P, n_tiles * MOVING
-    left, right = (_Operand(lhsT, rows, k_tiles), _Operand(rhs, columns, k_tiles))
+    # Twice what matmuls are working on: all of K of the kept operand, k_tiles of the other.
+    left = _Operand(lhsT, rows, k_tiles, buffers=2 * (K // P if outer == "M" else k_tiles))
+    right = _Operand(rhs, columns, k_tiles, buffers=2 * (K // P if outer == "N" else k_tiles))
     kept, streamed = (left, right) if outer == "M" else (right, left)
-    products, results = rotation(BANKS, (P, MOVING), nl.float32, nl.psum), rotation(4, (P, columns), lhsT.dtype)
-    kept.resides()
+    products, results = banks(BANKS, (P, MOVING), nl.float32), rotation(4, (P, columns), lhsT.dtype)
     bank = turn = 0
     for kept_block in range(kept.blocks):
         for streamed_block in range(streamed.blocks):
@@ -86,19 +87,15 @@ def blocked_gemm(lhsT, rhs, outer, k_tiles, m_tiles, n_tiles):
 class _Operand:
     """An operand [K, F] in HBM that comes to SBUF in blocks of k_tiles x 128 rows and `width` columns."""
 
-    def __init__(self, source: nl.tensor, width: int, k_tiles: int) -> None:
+    def __init__(self, source: nl.tensor, width: int, k_tiles: int, buffers: int) -> None:
         self.source, self.width, self.k_tiles = source, width, k_tiles
         self.blocks = source.shape[1] // width
-        self.buffers = rotation(2 * k_tiles, (P, width), source.dtype)
+        self.buffers = rotation(buffers, (P, width), source.dtype)
         self.loaded: dict[int, nl.tensor] = {}
         self.loads = 0
 
-    def resides(self) -> None:
-        """Blocks of all of K stay until the next but one is loaded."""
-        tiles = self.source.shape[0] // P
-        self.buffers += rotation(2 * tiles - len(self.buffers), (P, self.width), self.source.dtype)
-
     def load(self, block: int, first: int) -> None:
+        """Rows from k tile `first` on, of a block of columns."""
         columns = slice(block * self.width, (block + 1) * self.width)
         for k in range(first, first + self.k_tiles):
             buffer = self.buffers[self.loads % len(self.buffers)]
@@ -106,6 +103,7 @@ class _Operand:
             self.loads += 1
 
     def tile(self, k: int) -> nl.tensor:
+        """k tile of the block that was loaded last."""
         return self.loaded[k]
 
 
@@ -120,7 +118,7 @@ def streamed_gemm(lhsT, rhs, row_blocks, width):
     rows = M // row_blocks
     resident = [rotation(K // P, (P, rows), lhsT.dtype) for _ in range(min(2, row_blocks))]
     streams = [rotation(K // P, (P, width), rhs.dtype) for _ in range(2)]
-    products = rotation(BANKS, (P, width), nl.float32, nl.psum)
+    products = banks(BANKS, (P, width), nl.float32)
     results = rotation(4, (P, width), lhsT.dtype)
     turn = 0
     for block in range(row_blocks):

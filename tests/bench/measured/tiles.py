@@ -5,14 +5,25 @@ from __future__ import annotations
 from opennki import isa as nisa
 from opennki import language as nl
 
-__all__ = ["P", "load", "load_rows", "rotation"]
+__all__ = ["P", "banks", "load", "load_rows", "rotation"]
 
 P = 128  # partitions
 
 
-def rotation(count: int, shape: tuple[int, ...], dtype: object, buffer: object = nl.sbuf) -> list[nl.tensor]:
-    """`count` tiles that take turns: step s works in the one numbered s % count while the others' transfers still run."""
-    return [nl.ndarray(shape, dtype, buffer=buffer) for _ in range(count)]
+def rotation(count: int, shape: tuple[int, ...], dtype: object) -> list[nl.tensor]:
+    """`count` tiles in SBUF that take turns: step s works in the one numbered s % count while others' transfers still run.
+
+    They are views of one tensor: of tensors the compiler would give one the bytes of another that is no longer used in
+    program order, and steps would wait for each other.
+    """
+    partitions, *free = shape
+    together = nl.ndarray((partitions, count, *free), dtype, buffer=nl.sbuf)
+    return [together[:, turn] for turn in range(count)]
+
+
+def banks(count: int, shape: tuple[int, ...], dtype: object) -> list[nl.tensor]:
+    """`count` tiles in PSUM that take turns, from a bank each."""
+    return [nl.ndarray(shape, dtype, buffer=nl.psum) for _ in range(count)]
 
 
 def load(tile: nl.tensor, source: nl.tensor) -> nl.tensor:

@@ -8,7 +8,7 @@ from opennki import isa as nisa
 from opennki import jit
 from opennki import language as nl
 
-from .tiles import P, load, rotation
+from .tiles import P, banks, load, rotation
 
 __all__ = ["tiled_transpose", "tiled_transpose_golden"]
 
@@ -22,12 +22,12 @@ def tiled_transpose(x):
     out = nl.ndarray((columns, rows), x.dtype, buffer=nl.shared_hbm)
     corners = [(row, column) for row in range(0, rows, P) for column in range(0, columns, P)]
     tiles, turned = rotation(BUFFERS, (P, P), x.dtype), rotation(BUFFERS, (P, P), x.dtype)
-    banks = rotation(BUFFERS, (P, P), x.dtype, nl.psum)
+    products = banks(BUFFERS, (P, P), x.dtype)
     for step, (row, column) in enumerate(corners):
         turn = step % BUFFERS
         tile = load(tiles[turn], x[row : row + P, column : column + P])
-        nisa.nc_transpose(dst=banks[turn], data=tile, engine=nisa.engine.tensor)
-        nisa.tensor_copy(dst=turned[turn], src=banks[turn], engine=nisa.engine.vector)
+        nisa.nc_transpose(dst=products[turn], data=tile, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=turned[turn], src=products[turn], engine=nisa.engine.vector)
         nisa.dma_copy(dst=out[column : column + P, row : row + P], src=turned[turn])
     return out
 
