@@ -41,6 +41,10 @@ __all__ = ["MAX_FREE_DIMS", "OPERANDS_LEGAL", "QUEUES", "verify"]
 # Free pairs of an on-chip pattern (Trainium architecture guide: up to 4; which instruction takes fewer is unpublished).
 MAX_FREE_DIMS = 4
 
+# A step of such a pattern is a 16-bit integer of the engine's memory interface, in elements (the same guide). The
+# descriptors of a DMA have no such limit.
+MAX_STEP = (1 << 15) - 1
+
 # Pipes are pipe0, pipe1, ...; cc holds the collectives.
 QUEUES = ("tensor", "vector", "scalar", "gpsimd", "sync", "dma0", "dma1", "dma2", "cc", "pipe")
 
@@ -376,6 +380,8 @@ def _check_pattern(instr: Instruction, name: str, operand: Access | Memory, row:
         )
     if any(count < 1 or not 0 <= step <= row for step, count in operand.pattern):
         raise fail(instr, "E306", name, f"pattern {operand.pattern}", limit=f"counts >= 1, 0 <= steps <= {row}")
+    if row > MAX_STEP and operand.partitions is not None:
+        _check_steps(instr, name, operand)
     d = operand.dynamic
     if d is None:
         return
@@ -404,6 +410,20 @@ def _check_pattern(instr: Instruction, name: str, operand: Access | Memory, row:
             f"{have} indices of a {d.kind} offset",
             limit=f"an index for each of {want} rows" if d.kind == "vector" else "one index",
             actual=have,
+        )
+
+
+def _check_steps(instr: Instruction, name: str, operand: Access | Memory) -> None:
+    largest = max((step for step, count in operand.pattern if count > 1), default=0)
+    if largest > MAX_STEP and Engine.dma not in lookup(instr.op, instr.loc).engines:
+        raise fail(
+            instr,
+            "E102",
+            name,
+            f"a step of {largest} elements",
+            limit=f"steps of at most {MAX_STEP} elements, 16 bits, for an engine",
+            actual=largest,
+            hint="move the elements together with a dma_copy, or work on one part after the other",
         )
 
 

@@ -296,7 +296,7 @@ def _unmet(sides: Sequence[_Side], cores: Sequence[Core]) -> KernelError:
         hint="give both cores the same control flow",
         notes=tuple(
             f"core {each.core} waits at {meeting_key(meeting)} on queue {queue}"
-            + (f" ({meeting.loc.short})" if meeting.loc else "")
+            + (f" ({meeting.loc})" if meeting.loc else "")
             for each in sides
             for queue, meeting in each.posted.items()
         )

@@ -76,8 +76,20 @@ def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]]
             hint="give both cores the same control flow",
             notes=tuple(
                 f"core {c} meets at {i.loc}" for c, side in enumerate((here, there)) for i in side[-1:] if i is not extra
-            ),
+            )
+            + _unpaired(counts, 1 - core, key),
         )
+
+
+def _unpaired(counts: list[dict[str, list[Instruction]]], core: int, key: str) -> tuple[str, ...]:
+    """Notes on where a core waits in vain for something else: a misspelt pipe has two ends."""
+    mine, its = counts[core], counts[1 - core]
+    kind = key.partition(" ")[0]
+    return tuple(
+        f"core {core} waits at {other}, which core {1 - core} never reaches: {mine[other][len(its[other])].loc}"
+        for other in sorted(mine)
+        if other.startswith(kind) and len(mine[other]) > len(its[other])
+    )
 
 
 def _check_pair(one: Instruction, other: Instruction) -> None:

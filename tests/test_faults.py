@@ -215,6 +215,31 @@ def test_vector_and_scalar_take_so_many_elements_a_partition(space, bound, engin
     assert error.value.actual == bound + 1 and error.value.loc.file == __file__
 
 
+@pytest.mark.parametrize("step", [32767, 32768])
+@pytest.mark.parametrize("engine", [nisa.engine.vector, nisa.engine.scalar, nisa.engine.gpsimd, None])
+def test_a_step_on_chip_has_16_bits_for_an_engine(engine, step):
+    @nki.jit(target="gen3")
+    def ends(x):
+        tile, two = nl.ndarray(x.shape, x.dtype), nl.ndarray((1, 2), x.dtype)
+        nisa.dma_copy(dst=tile, src=x)
+        far_apart = tile.ap([[2 * step, 1], [step, 2]])
+        if engine is None:
+            nisa.dma_copy(dst=two, src=far_apart)
+        else:
+            nisa.tensor_copy(dst=two, src=far_apart, engine=engine)
+        out = nl.ndarray((1, 2), x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=two)
+        return out
+
+    x = (np.arange(2 * step) % 251).astype(np.uint8).reshape(1, -1)
+    if engine is None or step < 32768:
+        assert (ends(x) == x[:, [0, step]]).all()
+        return
+    with pytest.raises(KernelError) as error:
+        ends(x)
+    assert error.value.code == "E102" and error.value.actual == step and "`src`" in error.value.message
+
+
 @nki.jit
 def one_core_has_a_tile_of_the_shared_name(x):
     core = nl.program_id(0)
