@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from sys import maxsize
 
 from ..ir.errors import KernelError
 from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, declared_tensors
@@ -106,21 +109,51 @@ def _first_fit(tensors: list[Tensor], ranges: dict[str, LiveRange], space: Space
     pinned = [_Placed(t, r, t.address.byte, t.address.byte + t.row_bytes) for t, r in live if t.address is not None]
     _check_pinned(pinned, capacity, space)
     result = {p.tensor.name: p.tensor for p in pinned}
-    active: list[_Placed] = []
+    unit = {Space.PSUM: target.psum_bank_bytes, Space.REGISTER: 4}.get(space, SBUF_ALIGN)
+    free = _Gaps()
+    active: list[tuple[int, int, int]] = []  # (end of life, first byte, past the last), a heap
     for tensor, span in sorted(((t, r) for t, r in live if t.address is None), key=lambda item: item[1].start):
-        active = [p for p in active if p.live.end >= span.start]
-        busy = sorted((p.start, p.end) for p in (*active, *pinned) if p.live.meets(span))
-        size, start = _size(tensor, space, target), 0
-        unit = target.psum_bank_bytes if space is Space.PSUM else 4 if space is Space.REGISTER else SBUF_ALIGN
-        for low, high in busy:
-            if start + size <= low:
-                break
-            start = max(start, -(-high // unit) * unit)
+        while active and active[0][0] < span.start:
+            free.give(*heappop(active)[1:])
+        size = _size(tensor, space, target)
+        start = free.fit(size, unit, sorted((p.start, p.end) for p in pinned if p.live.meets(span)))
         if start + tensor.row_bytes > capacity:
             raise _overflow(tensor, span, live, space, capacity, target)
-        active.append(_Placed(tensor, span, start, start + size))
+        free.take(start, start + size)
+        heappush(active, (span.end, start, start + size))
         result[tensor.name] = replace(tensor, address=Address(0, start))
     return result
+
+
+class _Gaps:
+    """The bytes that no tensor has: from each of `lows` up to below the one of `highs` at the same place, in order."""
+
+    def __init__(self) -> None:
+        self.lows, self.highs = [0], [maxsize]
+
+    def fit(self, size: int, unit: int, busy: list[tuple[int, int]]) -> int:
+        """The lowest multiple of unit with `size` free bytes behind it that are not busy either."""
+        for start, high in zip(self.lows, self.highs, strict=True):
+            for low, end in busy:
+                if start + size <= low:
+                    break
+                start = max(start, -(-end // unit) * unit)
+            if start + size <= high:
+                return start
+        raise AssertionError("the last gap has no end")
+
+    def take(self, start: int, end: int) -> None:
+        at = bisect_right(self.lows, start) - 1
+        low, high = self.lows[at], self.highs[at]
+        parts = [part for part in ((low, start), (end, high)) if part[0] < part[1]]
+        self.lows[at : at + 1], self.highs[at : at + 1] = [low for low, _ in parts], [high for _, high in parts]
+
+    def give(self, start: int, end: int) -> None:
+        at = bisect_right(self.lows, start)
+        before, behind = at > 0 and self.highs[at - 1] == start, self.lows[at] == end
+        first, last = at - before, at + behind
+        low, high = self.lows[first] if before else start, self.highs[at] if behind else end
+        self.lows[first:last], self.highs[first:last] = [low], [high]
 
 
 def _check_pinned(pinned: list[_Placed], capacity: int, space: Space) -> None:
