@@ -301,7 +301,8 @@ def lowered(module: Module, names: Sequence[str]) -> tuple[dict[Stage, Module], 
 
 
 def probe_for(module: Module) -> Probe | None:
-    """The probe of a flat penguin module, None where compile time could tell that it needs none."""
+    """The probe of a penguin module, None where compile time could tell that it needs none."""
+    module = expand_loops(module)
     found = analyse(module)
     if not found.needs_probe:
         return None

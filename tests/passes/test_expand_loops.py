@@ -7,9 +7,11 @@ from opennki import isa as nisa
 from opennki import jit
 from opennki import language as nl
 from opennki.backend import executor, plan
+from opennki.frontend.jit import probe_for
 from opennki.ir.graph import Stage, StaticLoop, instructions, statements
 from opennki.ir.parser import parse
 from opennki.ir.static_loops import has_static_loops
+from opennki.passes.check_initialised import analyse, needs_runtime_check
 from opennki.passes.pipeline import PASSES, TO_BIR, TO_PENGUIN, run_passes
 
 
@@ -146,6 +148,29 @@ def test_every_pass_takes_text_with_loops(modules, name):
 def test_passes_to_bir_expand_by_themselves(modules, name):
     assert has_static_loops(modules[Stage.PENGUIN])
     assert not has_static_loops(PASSES[name](modules[Stage.PENGUIN]))
+
+
+def test_the_probe_and_the_analysis_take_text_with_loops():
+    """Where never-written elements of a tile are gathered, only a run can tell whether they matter."""
+
+    @jit
+    def gathers(table, index):
+        out = nl.ndarray((1, 64), table.dtype, buffer=nl.shared_hbm)
+        rows = nl.ndarray((1, 64), table.dtype)
+        at = nl.ndarray((1, 1), nl.int32)
+        nisa.dma_copy(dst=at, src=index)
+        for k in range(4):
+            nisa.dma_copy(dst=rows[:, 16 * k : 16 * k + 8], src=table[:, 16 * k : 16 * k + 8])
+        for k in range(0, 64, 16):
+            nisa.tensor_copy(dst=rows[:, k + 8 : k + 16], src=rows.ap([[64, 1], [1, 8]], scalar_offset=at, indirect_dim=1))
+        nisa.dma_copy(dst=out, src=rows)
+        return out
+
+    compiled = gathers.compile(np.ones((1, 64), np.float32), np.zeros((1, 1), np.int32))
+    rolled = parse(str(compiled.modules[Stage.PENGUIN]))
+    assert has_static_loops(rolled) and compiled.probe is not None
+    assert analyse(rolled).needs_probe and probe_for(rolled) is not None
+    assert needs_runtime_check(rolled) == needs_runtime_check(compiled.flat)
 
 
 def test_what_is_lowered_is_what_the_text_says(modules):
