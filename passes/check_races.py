@@ -14,6 +14,7 @@ from ..ir.machine import Space
 from ..ir.meetings import meeting_key
 from ..ir.regions import Region, region_of
 from ..ir.table import lookup
+from .conflicts import Spans
 from .dependences import dependence_graph
 from .pipeline import register_pass
 
@@ -160,11 +161,17 @@ def _conflicts(programs: list[list[Instruction]]) -> Iterator[tuple[Touch, Touch
     sides = [_shared_touches(program, core) for core, program in enumerate(programs)]
     for memory, ours in sides[0].items():
         theirs = sides[1].get(memory, [])
-        writes = [touch for touch in theirs if touch[3]]
+        spans = {False: Spans(), True: Spans()}  # of their reads and of their writes
+        for number, (_, _, region, writes) in enumerate(theirs):
+            spans[writes].add(number, region.start, region.end)
         for touch in ours:
-            for other in theirs if touch[3] else writes:
-                if touch[2].overlaps(other[2]):
-                    yield touch, other
+            region, writes = touch[2], touch[3]
+            near = spans[True].near(region.start, region.end)
+            if writes:
+                near |= spans[False].near(region.start, region.end)
+            for number in sorted(near):
+                if region.overlaps(theirs[number][2]):
+                    yield touch, theirs[number]
 
 
 def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Touch]]:

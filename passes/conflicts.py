@@ -9,7 +9,7 @@ from ..ir.graph import Instruction
 from ..ir.regions import Region, region_of
 from ..ir.table import lookup
 
-__all__ = ["Conflicts", "accesses"]
+__all__ = ["Conflicts", "Spans", "accesses"]
 
 
 def accesses(instr: Instruction, core: int) -> Iterator[tuple[str, Region, bool, bool]]:
@@ -24,7 +24,7 @@ def accesses(instr: Instruction, core: int) -> Iterator[tuple[str, Region, bool,
         yield param.name, region_of(operand, core), param.reads, param.writes
 
 
-class _Spans:
+class Spans:
     """Numbers by the bytes from start to end that they stand for.
 
     Spans of 2^(k-1) < length <= 2^k bytes are kept in buckets of 2^k bytes, so that each lies in one or two of them.
@@ -77,7 +77,7 @@ class _Memory:
         self.entries: dict[int, _Entry] = {}
         self.count = 0
         self.reads: dict[tuple[str, Region], int] = {}
-        self.spans = {False: _Spans(), True: _Spans()}  # of reads and of writes
+        self.spans = {False: Spans(), True: Spans()}  # of reads and of writes
 
     def touching(self, region: Region, writes: bool) -> list[int]:
         """The accesses, as far as one of the two writes, that may share bytes with the region."""
