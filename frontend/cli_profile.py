@@ -6,6 +6,7 @@ import linecache
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from json import dumps
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +44,8 @@ def settings_of(texts: Iterable[str] | None) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             raise typer.BadParameter(f"{text}: write NAME=VALUE with a number", param_hint="--assume") from None
-        if found[name] <= 0:
-            raise typer.BadParameter(f"{text}: a value above 0", param_hint="--assume")
+        if not (found[name] > 0 and isfinite(found[name])):
+            raise typer.BadParameter(f"{text}: write a number above 0", param_hint="--assume")
     return found
 
 
