@@ -6,16 +6,19 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from operator import itemgetter
 from typing import NamedTuple
 
 from ..ir.errors import KernelError
-from ..ir.graph import Core, Instruction, Loop, Memory, Module, Queue, Stage, Statement, instructions
+from ..ir.graph import Core, Instruction, Memory, Module, Queue, Stage, instructions
 from ..ir.machine import Space
 from ..ir.meetings import meeting_key
 from ..ir.printer import operand_to_text
+from ..ir.regions import Region
 from .conflicts import Conflicts, accesses
 from .pipeline import register_pass
+from .trips import Placed, Trips, are_apart, in_two_trips, note_of_trips
 
 __all__ = ["check_order"]
 
@@ -29,8 +32,7 @@ def check_order(module: Module) -> Module:
     What orders: the queues, semaphore waits, the points where all queues of a core meet, and the meetings of the cores. It
     knows nothing of how the semaphores came about, so it holds for hand-written text as for what synchronise made.
 
-    Loop bodies count once, as in check-races: the k-th meeting in the text of one core meets the k-th of the other, and a
-    race between different trips of the two cores' loops is not seen.
+    The k-th meeting of one core meets the k-th of the other; loops with meetings count as two trips (trips.py).
     """
     events = list(_in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
     _check_inside(events)
@@ -60,8 +62,9 @@ def _check_between(events: Sequence[_Event], module: Module) -> None:
         if (part := _shared_part(event.instr)) is None:
             continue
         for source, _ in conflicts.of(node, part, f"{event.core}:{event.queue}"):
-            if events[source].core != event.core and not event.is_after(events[source]):
-                raise _race(events[source], event, module)
+            earlier = events[source]
+            if earlier.core != event.core and not event.is_after(earlier) and (places := _racing(earlier, event)):
+                raise _race(*places, module)
 
 
 def _shared_part(instr: Instruction) -> Instruction | None:
@@ -91,6 +94,7 @@ class _Event(NamedTuple):
     instr: Instruction
     clock: Clock
     block: tuple[int, int]  # the core, and which of its blocks of queues
+    trips: Trips
 
     def is_after(self, earlier: _Event) -> bool:
         """Does it start after the end of one of another lane, in every legal order?"""
@@ -102,7 +106,7 @@ def _in_order(cores: Sequence[Core]) -> Iterator[_Event]:
 
     Ends where the semaphores let nothing go on: that is a deadlock, which the plan reports. raises: KernelError E503.
     """
-    sides = [_Side(core) for core in cores]
+    sides = [_Side(core, placed) for core, placed in zip(cores, in_two_trips(cores), strict=True)]
     while True:
         for side in sides:
             yield from side.run(meets=len(sides) > 1)
@@ -140,9 +144,9 @@ def _meet(sides: Sequence[_Side], queues: tuple[str, str]) -> Iterator[_Event]:
 class _Side:
     """One core on its way through its program."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, program: Sequence[Placed]) -> None:
         self.core = core.number
-        self.blocks = deque(enumerate(_blocks(core.body)))
+        self.blocks = deque(enumerate(_blocks(program)))
         self.ended: Clock = {}  # by lane of this core: how many of its instructions
         self.known: dict[str, Clock] = {}  # by queue: the clock of its latest instruction
         self.posted: dict[str, Instruction] = {}  # by queue: the meeting that it waits at
@@ -153,7 +157,7 @@ class _Side:
         met: Clock = {}
         for clock in self.known.values():
             _merge(met, clock)
-        self.block, queues = self.blocks.popleft()
+        self.block, (queues, self.trips) = self.blocks.popleft()
         self.waiting = {queue.name: deque(queue.body) for queue in queues}
         # A queue that has nothing to do in this block comes to its end as well.
         self.known = {name: met for name in self.waiting} or {"": met}
@@ -202,19 +206,21 @@ class _Side:
         for signal in instr.signals:
             self.counters[name, signal.peer] += signal.value
             self.signalled.setdefault((name, signal.peer), []).append((self.counters[name, signal.peer], clock))
-        return _Event(self.core, name, position, instr, clock, (self.core, self.block))
+        return _Event(self.core, name, position, instr, clock, (self.core, self.block), self.trips)
 
 
-def _blocks(body: tuple[Statement, ...]) -> Iterator[list[Queue]]:
+def _blocks(program: Sequence[Placed]) -> Iterator[tuple[list[Queue], Trips]]:
+    """The queues between two points at which all of them meet, and the trips that they are in."""
     block: list[Queue] = []
-    for statement in body:
+    trips: Trips = ()
+    for statement, around in program:
         if isinstance(statement, Queue):
             block.append(statement)
-        elif isinstance(statement, Loop):
-            yield block
-            yield from _blocks(statement.body)
+            trips = around
+        else:
+            yield block, trips
             block = []
-    yield block
+    yield block, trips
 
 
 def _merge(clock: Clock, other: Clock) -> None:
@@ -243,16 +249,28 @@ def _unordered(earlier: _Event, event: _Event, kind: str) -> KernelError:
     )
 
 
-def _race(earlier: _Event, event: _Event, module: Module) -> KernelError:
+_Place = tuple[_Event, str, Region, bool]  # an event, one of its operands, its bytes, and whether they are written
+
+
+def _racing(earlier: _Event, event: _Event) -> tuple[_Place, _Place] | None:
+    """The operands in shared HBM with which two events of different cores race, that of core 0 first."""
     first, second = sorted((earlier, event), key=lambda each: each.core)
     touches = [
-        [(name, region, writes) for name, region, _, writes in accesses(part, 0) if region.memory == "shared"]
-        for part in map(_shared_part, (first.instr, second.instr))
-        if part is not None
+        [(each, name, region, writes) for name, region, _, writes in accesses(part, 0) if region.memory == "shared"]
+        for each in (first, second)
+        if (part := _shared_part(each.instr)) is not None
     ]
-    (name, region, writes), (other_name, _, other_writes) = next(
-        (a, b) for a in touches[0] for b in touches[1] if (a[2] or b[2]) and a[1].overlaps(b[1])
-    )
+    for one, other in product(*touches):
+        operands = first.instr.operands[one[1]], second.instr.operands[other[1]]
+        if (one[3] or other[3]) and one[2].overlaps(other[2]):
+            assert isinstance(operands[0], Memory) and isinstance(operands[1], Memory)
+            if not are_apart(operands[0], first.trips, operands[1], second.trips):
+                return one, other
+    return None
+
+
+def _race(one: _Place, other: _Place, module: Module) -> KernelError:
+    (first, name, region, writes), (second, other_name, _, other_writes) = one, other
     what = {
         (True, True): "both cores write",
         (True, False): "core 0 writes and core 1 reads",
@@ -276,7 +294,10 @@ def _race(earlier: _Event, event: _Event, module: Module) -> KernelError:
         limit="ordered by core_barrier or sendrecv",
         actual=f"{first.instr.op} on queue {first.queue} of core 0, {second.instr.op} on queue {second.queue} of core 1",
         hint="put a core_barrier with cores (0, 1) between the two, and semaphores around it, or give each core its own part",
-        notes=(f"core 1: {second.instr.op}" + (f" at {second.instr.loc}" if second.instr.loc else ""),),
+        notes=(
+            f"core 1: {second.instr.op}" + (f" at {second.instr.loc}" if second.instr.loc else ""),
+            *note_of_trips(first.trips, second.trips),
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import networkx as nx
 
@@ -17,6 +18,7 @@ from ..ir.table import lookup
 from .conflicts import Spans
 from .dependences import dependence_graph
 from .pipeline import register_pass
+from .trips import Placed, Trips, are_apart, in_two_trips, note_of_trips
 
 __all__ = ["check_races"]
 
@@ -25,12 +27,10 @@ __all__ = ["check_races"]
 def check_races(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError E502 (race) or E503 (the cores' meetings do not match).
 
-    Happens-before is what the dependences of each core and the meetings of both give. Loop bodies count once: a race
-    between different trips of the two cores' loops is not seen.
+    Happens-before is what the dependences of each core, the meetings of both and the turns of loops give (trips.py).
     """
-    programs = [list(instructions(core.body)) for core in module.cores]
     if len(module.cores) < 2:
-        if lonely := next((instr for instr in programs[0] if instr.op == "sendrecv"), None):
+        if lonely := next((instr for instr in instructions(module.cores[0].body) if instr.op == "sendrecv"), None):
             raise KernelError(
                 "E503",
                 "sendrecv on one core: there is no other core to meet",
@@ -40,26 +40,31 @@ def check_races(module: Module) -> Module:
                 hint="launch the kernel with kernel[2](...), or leave the exchange out where nl.num_programs() is 1",
             )
         return module
-    meetings = [[n for n, instr in enumerate(program) if meeting_key(instr)] for program in programs]
-    _check_meetings(programs, meetings, module)
+    _check_meetings([list(instructions(core.body)) for core in module.cores])
+    placed = in_two_trips(module.cores)
+    programs = [[statement for statement, _ in program if isinstance(statement, Instruction)] for program in placed]
+    trips = [[where for statement, where in program if statement is not None] for program in placed]
     conflicts = list(_conflicts(programs))
-    order = _happens_before(programs, meetings) if conflicts else None
+    order = _happens_before(programs, placed) if conflicts else None
     for first, second in conflicts:
         assert order is not None
         a, b = order.node((0, first[0])), order.node((1, second[0]))
-        if not (order.reaches(a, b) or order.reaches(b, a)):
-            raise _race(programs[0][first[0]], programs[1][second[0]], first, second)
+        if order.reaches(a, b) or order.reaches(b, a):
+            continue
+        one, other = programs[0][first[0]], programs[1][second[0]]
+        where = trips[0][first[0]], trips[1][second[0]]
+        if not are_apart(one.operands[first[1]], where[0], other.operands[second[1]], where[1]):  # type: ignore[arg-type]
+            raise _race(one, other, first, second, *where)
     return module
 
 
-def _check_meetings(programs: list[list[Instruction]], meetings: list[list[int]], module: Module) -> None:
+def _check_meetings(programs: list[list[Instruction]]) -> None:
     """The k-th barrier meets the k-th, the k-th transfer of a pipe the k-th of that pipe."""
     counts: list[dict[str, list[Instruction]]] = [defaultdict(list), defaultdict(list)]
-    for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
-        for node in found:
-            key = meeting_key(program[node])
-            assert key is not None
-            counts[core][key].append(program[node])
+    for core, program in enumerate(programs):
+        for instr in program:
+            if (key := meeting_key(instr)) is not None:
+                counts[core][key].append(instr)
     for key in sorted({*counts[0], *counts[1]}):
         here, there = counts[0][key], counts[1][key]
         if len(here) == len(there):
@@ -137,20 +142,37 @@ class _Order:
         return a == b or b in self.after[a]
 
 
-def _happens_before(programs: list[list[Instruction]], meetings: list[list[int]]) -> _Order:
+def _happens_before(programs: list[list[Instruction]], placed: list[list[Placed]]) -> _Order:
     merged: dict[tuple[int, int], tuple[int, int]] = {}
     ends: dict[str, list[list[int]]] = defaultdict(lambda: [[], []])
-    for core, (program, found) in enumerate(zip(programs, meetings, strict=True)):
-        for node in found:
-            ends[meeting_key(program[node])][core].append(node)  # type: ignore[index]
+    for core, program in enumerate(programs):
+        for node, instr in enumerate(program):
+            if (key := meeting_key(instr)) is not None:
+                ends[key][core].append(node)
     for here, there in ends.values():
         merged.update({(1, b): (0, a) for a, b in zip(here, there, strict=True)})
     graph: nx.DiGraph = nx.DiGraph()
     for core, program in enumerate(programs):
-        for a, b in dependence_graph(program, core).edges:
+        for a, b in chain(dependence_graph(program, core).edges, _turns(placed[core])):
             graph.add_edge(merged.get((core, a), (core, a)), merged.get((core, b), (core, b)))
     graph.add_nodes_from(merged.get((c, n), (c, n)) for c, program in enumerate(programs) for n in range(len(program)))
     return _Order(graph, merged)
+
+
+def _turns(program: list[Placed]) -> Iterator[tuple[int, int]]:
+    """Edges through the points at which all queues meet, numbered -1, -2, ...; instructions are numbered 0, 1, ..."""
+    start = node = turn = 0
+    for statement, _ in program:
+        if statement is not None:
+            if turn:
+                yield turn, node
+            node += 1
+            continue
+        if turn:
+            yield turn, turn - 1
+        turn -= 1
+        yield from ((earlier, turn) for earlier in range(start, node))
+        start = node
 
 
 Touch = tuple[int, str, Region, bool]  # instruction, operand, region, writes
@@ -188,7 +210,9 @@ def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Tou
     return found
 
 
-def _race(one: Instruction, other: Instruction, first: Touch, second: Touch) -> KernelError:
+def _race(
+    one: Instruction, other: Instruction, first: Touch, second: Touch, trips: Trips, its_trips: Trips
+) -> KernelError:
     operand = one.operands[first[1]]
     assert isinstance(operand, Access)
     what = {
@@ -204,5 +228,5 @@ def _race(one: Instruction, other: Instruction, first: Touch, second: Touch) -> 
         limit="ordered by core_barrier or sendrecv",
         actual=f"{one.op} on core 0, {other.op} on core 1",
         hint="put nisa.core_barrier(tensor, (0, 1)) between the two, or give each core its own part",
-        notes=(f"core 1: {other.loc}",),
+        notes=(f"core 1: {other.loc}", *note_of_trips(trips, its_trips)),
     )

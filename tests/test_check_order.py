@@ -237,11 +237,70 @@ def test_loops_alone_do_not_hold_the_cores_together():
     refused("E502", [write(M), loop(fill)], [loop(fill), read(M)])
 
 
-def test_a_loop_body_counts_once():
-    """Documented: core 0's write of the next trip against core 1's read of this one is not seen."""
+def test_the_next_trip_of_one_core_races_with_this_one_of_the_other():
     core0 = loop(write(M, signal="signal gpsimd + 16"), barrier("wait dma1 >= 16"))
-    check([core0], [loop(*READS_BEHIND)])
+    error = refused("E502", [core0], [loop(*READS_BEHIND)])
+    assert error.notes[1] == (
+        "core 0 may be in the loop's next trip while core 1 is in this one: they have to meet in between"
+    )
     refused("E502", [loop(write(M), barrier(data=X))], [loop(*READS_BEHIND)])
+
+
+def twice(core0: str, core1: str, trips: int = 3) -> tuple[list[str], list[str]]:
+    """Core 0 writes, they meet, core 1 reads, they meet again: in each trip."""
+    around = [f"queue gpsimd {{\n{each}\n{BARRIER}\n}}" for each in (
+        f"wait dma1 >= 16\n{BARRIER}", f"{BARRIER}\nsignal dma0 + 1\nwait dma0 >= 16")]
+    sides = [loop(write(core0, signal="signal gpsimd + 16"), around[0]),
+             loop(around[1], read(core1, "wait gpsimd >= 1", "signal gpsimd + 16"))]
+    return tuple([side.replace("0 to 3", f"0 to {trips}")] for side in sides)  # type: ignore[return-value]
+
+
+def test_a_second_meeting_in_the_body_orders_the_trips():
+    check(*twice(M, M))
+
+
+ROW = "sbuf[0:1, 0x0000] float32 [1 x 64]"
+
+
+def once(core0: str, core1: str, step: int = 1) -> tuple[list[str], list[str]]:
+    """Core 0 writes a row, they meet, core 1 reads one."""
+    writes = f"queue dma1 {{\ndma.dma_copy dst={core0} src={ROW}\nsignal gpsimd + 16\n}}"
+    sides = [loop(writes, barrier("wait dma1 >= 16")), loop(READS_BEHIND[0], read(core1, "wait gpsimd >= 1", tile=ROW))]
+    return tuple([side.replace("step 1", f"step {step}")] for side in sides)  # type: ignore[return-value]
+
+
+def moved(index: str = "register[0x0000] int32", at: str = "0x4000", elements: int = 64, stride: int = 64) -> str:
+    return f"shared[{at}] float32 [1 x {elements}] + (scalar {index} * {stride} in 0:16)"
+
+
+def test_places_that_move_with_the_loop_variable_are_apart_in_other_trips():
+    check(*once(moved(), moved()))
+    check(*once(moved(stride=32), moved(stride=32), step=2))
+
+
+@pytest.mark.parametrize(
+    ("core0", "core1"),
+    [
+        (moved(), moved("register[0x0004] int32")),  # another register
+        (moved(), moved(at="0x4004")),  # the row's end is in the next one
+        (moved(), moved(stride=128)),
+        (moved(stride=32), moved(stride=32)),  # rows that overlap
+        (moved(), "shared[0x4000] float32 [1 x 64]"),
+    ],
+)
+def test_other_places_that_move_may_meet(core0, core1):
+    assert len(refused("E502", *once(core0, core1)).notes) == 2
+
+
+def test_a_loop_of_one_trip_has_no_next():
+    core0 = loop(write(M, signal="signal gpsimd + 16"), barrier("wait dma1 >= 16"))
+    check([core0.replace("0 to 3", "0 to 1")], [loop(*READS_BEHIND).replace("0 to 3", "0 to 1")])
+
+
+def test_meetings_of_which_only_the_run_knows_the_number_count_once():
+    """A loop on core 0 and a plain meeting on core 1 fit where the loop makes one trip."""
+    core0 = loop(write(M, signal="signal gpsimd + 16"), barrier("wait dma1 >= 16"))
+    check(["%n: int32[1] @register at 0x0004", core0.replace("0 to 3", "register[0x0004] int32 to 3")], READS_BEHIND)
 
 
 def test_a_block_without_work_for_a_queue_keeps_its_order():

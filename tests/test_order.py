@@ -226,6 +226,32 @@ def test_unequal_trips_are_a_deadlock_that_says_who_waits_where():
     assert error.value.notes[0] == "core 0 has ended" and "core 1 waits at core_barrier" in error.value.notes[1]
 
 
+@nki.jit
+def relayed(x, moves):
+    """Core 0 hands row after row to core 1; where each has a place of its own, one meeting a trip is enough."""
+    middle = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    columns = x.shape[1]
+    for i in nl.dynamic_range(x.shape[0]):
+        at = {"scalar_offset": i} if moves else {}
+        row = nl.ndarray((1, columns), x.dtype)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=row, src=x.ap([[columns, 1], [1, columns]], scalar_offset=i))
+            nisa.dma_copy(dst=middle.ap([[columns, 1], [1, columns]], **at), src=row)
+        nisa.core_barrier(middle, (0, 1))
+        if nl.program_id(0) == 1:
+            nisa.dma_copy(dst=row, src=middle.ap([[columns, 1], [1, columns]], **at))
+            nisa.dma_copy(dst=out.ap([[columns, 1], [1, columns]], scalar_offset=i), src=row)
+    return out
+
+
+def test_one_meeting_a_trip_is_enough_where_the_places_move():
+    np.testing.assert_array_equal(relayed[2](X, moves=True), X)
+    with pytest.raises(KernelError) as error:
+        relayed[2](X, moves=False)
+    assert error.value.code == "E502" and "core 0 may be in the loop's next trip" in error.value.notes[1]
+
+
 def test_the_layers_text_runs_to_the_same_bits():
     for stage in Stage:
         module = parse(to_text(swap_halves[2].compile(X).modules[stage]))
