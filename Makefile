@@ -45,7 +45,7 @@ bench: venv ## the benchmarks
 	$(BIN)/python tests/bench/bench.py
 
 bench-model: venv ## the time model against published measurements of a card
-	$(BIN)/python tests/bench/bench_model.py
+	cd tests && ../$(BIN)/python -m bench.bench_model
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

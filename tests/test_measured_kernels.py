@@ -1,13 +1,19 @@
 """The kernels of `make bench-model` compute what they say, at small sizes: a benchmark of a wrong kernel measures nothing."""
 
+from collections import Counter
+from math import prod
+
 import ml_dtypes
 import numpy as np
 import pytest
 from bench.measured.batched_matmul import batched_matmul, batched_matmul_golden
 from bench.measured.gemm import blocked_gemm, gemm_golden, resident_gemm, streamed_gemm
 from bench.measured.streams import adamw, adamw_golden, silu, silu_golden
+from bench.measured.table import CLOSED_FORMS, MEASURED
 from bench.measured.transposes import tiled_transpose, tiled_transpose_golden
 from bench.measured.vector_add import vector_add, vector_add_golden
+
+from opennki.ir.graph import instructions
 
 
 def normal(*shape, dtype=np.float32):
@@ -76,3 +82,56 @@ def test_streamed_gemm(row_blocks):
     lhsT, rhs = normal(256, 512), normal(256, 3 * 76)
     result = streamed_gemm(lhsT, rhs, row_blocks, width=76)
     np.testing.assert_allclose(result, gemm_golden(lhsT, rhs), rtol=1e-5, atol=1e-4)
+
+
+# --- the rows of the table are the published kernels: as many bytes, as many instructions ---------------------------------
+
+ROWS = {row.id: row for row in MEASURED}
+
+
+def counts(row, steps):
+    """Instructions by name, and the bytes that DMA reads from and writes to HBM."""
+    found = Counter()
+    for instr in instructions(row.kernel.trace(**row.arguments(steps)).cores[0].body):
+        found[instr.op] += 1
+        for name in ("src", "dst") if instr.op == "dma_copy" else ():
+            operand = instr.operands[name]
+            if operand.space.is_hbm:
+                found[name] += prod(operand.shape) * operand.dtype.nbytes
+    return found
+
+
+def whole(row):
+    """Counts of the whole kernel: they grow by the same from step to step."""
+    one, two = counts(row, 1), counts(row, 2)
+    return {name: one[name] + (two[name] - one[name]) * (row.steps - 1) for name in two}
+
+
+@pytest.mark.parametrize("name", [row.id for row in MEASURED if row.hbm_mb])
+def test_the_kernel_moves_the_published_bytes(name):
+    found, published = whole(ROWS[name]), ROWS[name].hbm_mb
+    rounding = 0.6 if max(published) > 10 else 0.001  # published in whole MB or in KB
+    assert (found["src"] / 1e6, found["dst"] / 1e6) == pytest.approx(published, abs=rounding)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kda-adamw-v2-ch1824", {"activation": 192, "scalar_tensor_tensor": 288, "tensor_tensor": 96, "dma_copy": 480}),
+        ("kda-bmm-v1", {"nc_matmul": 8704 // 2 - 256, "nc_transpose": 512}),  # published: 8704, two for each float32 matmul
+        ("kda-bmm-v2", {"nc_matmul": 8704 // 2 - 256, "nc_transpose": 512}),
+        ("kda-tmm-v1", {"nc_matmul": 24576 // 2}),
+        ("kda-silu-v1", {"activation": 32}),
+        ("kda-silu-v3-s7", {"activation": 224}),
+        ("cs149-transpose1024", {"nc_transpose": 64, "dma_copy": 128}),
+        ("cs149-vadd-tiled-rc1", {"dma_copy": 3 * 25600, "tensor_tensor": 25600}),
+    ],
+)
+def test_the_kernel_has_the_published_instructions(name, expected):
+    found = whole(ROWS[name])
+    assert {op: found[op] for op in expected} == expected
+
+
+def test_closed_forms_are_of_measured_kernels_and_near_them():
+    for form in CLOSED_FORMS:
+        assert form.us == pytest.approx(ROWS[form.id].us, rel=0.15), form.id

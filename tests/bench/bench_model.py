@@ -1,8 +1,8 @@
 """`make bench-model`: the time model against kernels that people with a card have measured and published.
 
 For each kernel: predicted over measured time; then the median error, whether variants of one computation come in the
-measured order, and closed forms. A prediction is the kernel's own time in the model plus the launch as it was measured,
-which differs between the sources.
+measured order, closed forms, and single instructions. A prediction is the kernel's own time in the model plus the launch as
+it was measured, which differs between the sources.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, groupby
 from typing import NamedTuple
 
-from measured.table import CLOSED_FORMS, MEASURED, Measured
+from bench.measured.table import CLOSED_FORMS, MEASURED, Measured
+from measured_instructions import INTERVALS
+from test_timing import PROBES, interval
 
 from opennki.backend.timeline import Timeline, simulate
 from opennki.frontend.jit import lowered, to_penguin
@@ -72,6 +74,12 @@ def order_of(rows: Sequence[Measured], predicted: dict[str, Prediction]) -> str:
     return "; ".join(wrong) if wrong else f"as measured ({pairs} pair{'s'[: pairs != 1]})"
 
 
+def interval_of(name: str) -> float:
+    """ns from one instruction to the next like it, in the model."""
+    emit, *arrays = PROBES[name]
+    return interval(emit, *arrays, count=200 if name.startswith("mm-bf16") else 20)  # until the array is at its full rate
+
+
 def main() -> None:
     started = time.perf_counter()
     predicted = {row.id: predict(row) for row in MEASURED}
@@ -98,6 +106,11 @@ def main() -> None:
     print_table([("closed form", "of", "formula us", "predicted us", "measured us"), *(
         (form.formula, form.id, f"{form.us:.0f}", f"{predicted[form.id].us:.0f}", f"{measured[form.id]:.0f}")
         for form in CLOSED_FORMS
+    )])
+    print()
+    intervals = {name: interval_of(name) for name in INTERVALS}
+    print_table([("instruction, each", "predicted ns", "measured ns", "ratio"), *(
+        (name, f"{intervals[name]:.0f}", f"{row.ns:.0f}", f"{intervals[name] / row.ns:.2f}") for name, row in INTERVALS.items()
     )])
     print(f"\n{time.perf_counter() - started:.0f} s")
 

@@ -32,6 +32,7 @@ class Measured:
     short:     (few, more) steps: where all would take minutes to compile, time is that of `more` and the slope beyond.
     family:    variants of one computation, which are compared with each other.
     shares:    published percentages of the time in which TensorE, VectorE, ScalarE and DMA were busy.
+    hbm_mb:    published megabytes read from and written to HBM.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Measured:
     arguments: Callable[[int], Mapping[str, Any]]
     short: tuple[int, int] | None = None
     shares: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)
+    hbm_mb: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,23 +85,23 @@ MEASURED: tuple[Measured, ...] = (
     Measured("kda-adamw-v2-ch1824", "adamw", "AdamW step, 96 chunks of [128,1824]: 4 loads, 2 ScalarE, 4 VectorE, 1 store",
              1094.8, 17, _KDA, adamw, 96,
              lambda n: {name: _array(n, P, 1824) for name in ("param", "gradient", "moment", "variance")},
-             shares=(0, 72, 32, 99)),
+             shares=(0, 72, 32, 99), hbm_mb=(359, 90)),
     Measured("kda-bmm-v1", "bmm", "16 x (4096x64 @ 64x4096) fp32, each lhs tile transposed right before its 8 matmuls",
              7695.4, 17, _KDA, batched_matmul, 16, _batches(transposes_first=False, store_width=512),
-             shares=(95, 20, 14, 39)),
+             shares=(95, 20, 14, 39), hbm_mb=(34, 1074)),
     Measured("kda-bmm-v2", "bmm", "the same, all 32 transposes of a batch first, stores 1024 wide",
              4072.6, 17, _KDA, batched_matmul, 16, _batches(transposes_first=True, store_width=1024),
-             shares=(99, 34, 29, 100)),
+             shares=(99, 34, 29, 100), hbm_mb=(34, 1074)),
     Measured("kda-silu-v1", "silu", "load, SiLU, store: 32 steps of [128,7168]",
              601.8, 17, _KDA, silu, 32, lambda n: {"x": _array(P * n, 7168), "width": 7168},
-             shares=(1, 1, 34, 97)),
+             shares=(1, 1, 34, 97), hbm_mb=(117, 117)),
     Measured("kda-silu-v3-s7", "silu", "the same, 224 steps of [128,1024]",
              588.0, 17, _KDA, silu, 32, lambda n: {"x": _array(P * n, 7168), "width": 1024},
-             shares=(1, 1, 45, 98)),
+             shares=(1, 1, 45, 98), hbm_mb=(117, 117)),
     Measured("kda-tmm-v1", "tmm", "lhs^T @ rhs fp32 4096x2048x10944, 4 resident row blocks, rhs streamed in 456 columns",
              9454.8, 17, _KDA, streamed_gemm, 24,
              lambda n: {"lhsT": _array(2048, 4096), "rhs": _array(2048, 456 * n), "row_blocks": 4, "width": 456},
-             shares=(100, 5, 0, 21)),
+             shares=(100, 5, 0, 21), hbm_mb=(392, 179)),
     Measured("na-ladder-tuned4", "ladder", "bf16 2048^3, operands resident, one 4-bank PSUM row block",
              366.0, 0, _AUTOTUNE, resident_gemm, 16, _square(2048, row_blocks=1), shares=(72, None, None, None)),
     Measured("na-ladder-tuned5", "ladder", "the same, two PSUM row blocks",
@@ -119,9 +121,9 @@ MEASURED: tuple[Measured, ...] = (
     Measured("cs149-vadd-stream-fd200", "vadd 25600", "1 step of [128,200]",
              15.0, 10, _STUDENTS, vector_add, 1, _vectors(P, 200)),
     Measured("cs149-vadd256k-fd1000", "vadd 256000", "2 steps of [128,1000]",
-             26.417, 17, _STUDENTS, vector_add, 2, _vectors(P, 1000), shares=(8, 14, 7, 35)),
+             26.417, 17, _STUDENTS, vector_add, 2, _vectors(P, 1000), shares=(8, 14, 7, 35), hbm_mb=(2.048, 1.024)),
     Measured("cs149-vadd256k-fd2000", "vadd 256000", "1 step of [128,2000]",
-             28.905, 17, _STUDENTS, vector_add, 1, _vectors(P, 2000), shares=(8, 13, 7, 33)),
+             28.905, 17, _STUDENTS, vector_add, 1, _vectors(P, 2000), shares=(8, 13, 7, 33), hbm_mb=(2.048, 1.024)),
     Measured("cs149-transpose1024", "transpose", "64 tiles: load, TensorE transpose, copy, store",
              86.0, 10, _STUDENTS, tiled_transpose, 8, lambda n: {"x": _array(P * n, 1024)}),
 )
