@@ -20,7 +20,7 @@ import numpy as np
 from .. import passes
 from ..backend import border, executor, plan
 from ..backend.probe import Probe
-from ..backend.timeline import Timeline, count_trips, has_unknown_trips
+from ..backend.timeline import Timeline, count_trips, run_tells_trips
 from ..backend.timeline import simulate as simulate_time
 from ..ir.collector import paused_collector
 from ..ir.errors import KernelError, Loc
@@ -96,7 +96,7 @@ class Compiled:
         assume: values of timing parameters in the place of the model's. raises: KernelError.
         """
         module, trips = self.modules[Stage.BIR], None
-        if has_unknown_trips(module):
+        if run_tells_trips(module):
             trips = count_trips(plan.build(module), {name: array.copy() for name, array in arrays.items()})
         return simulate_time(module, trips, assume)
 

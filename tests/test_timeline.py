@@ -8,6 +8,7 @@ import pytest
 
 import opennki as nki
 from opennki import KernelError
+from opennki import collectives as ncc
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend.timeline import Reason, simulate
@@ -392,6 +393,27 @@ def test_without_a_run_a_loop_turns_once_and_the_timeline_says_so():
     given = simulate(module, trips={(0, 0): [7]})
     assert len(runs(given, "tensor_scalar")) == 7 and not given.notes
     assert given.kernel_ns - timeline.kernel_ns >= 6 * VALUES["loop_turn"]
+
+
+@nki.jit(target="gen3")
+def summed(x, count, ranks: int):
+    """Sums over ranks, once in each turn of a loop."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    mine, ours = (nl.ndarray(x.shape, x.dtype, buffer=nl.hbm) for _ in range(2))
+    number = nl.ndarray((1, 1), nl.int32)
+    nisa.dma_copy(dst=number, src=count)
+    nisa.dma_copy(dst=mine, src=x)
+    for _ in nl.dynamic_range(nisa.register_alloc(number)):
+        ncc.all_reduce([mine], [ours], ncc.ReplicaGroup([list(range(ranks))]), op=nl.add)
+    nisa.dma_copy(dst=out, src=mine)
+    return out
+
+
+def test_a_collective_takes_its_hops_and_a_loop_around_it_turns_once():
+    few, many = (summed.profile(WIDE[:, 0:8], np.full((1, 1), 3, np.int32), ranks) for ranks in (2, 4))
+    took = [[s.end_ns - s.start_ns for s in timeline.spans if s.kind == "meet"] for timeline in (few, many)]
+    assert took == [[pytest.approx(2 * 1500)], [pytest.approx(6 * 1500)]]
+    assert "taken to turn once" in few.notes[0]
 
 
 def test_semaphores_that_let_nothing_go_on_are_a_deadlock():

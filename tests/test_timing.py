@@ -12,8 +12,9 @@ from opennki import KernelError
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend.timeline import Timeline
+from opennki.ir.graph import Stage, instructions
 from opennki.ir.machine import TARGETS
-from opennki.ir.timing import PARAMETERS, parameter_table, values_for
+from opennki.ir.timing import PARAMETERS, cost_of, parameter_table, values_for
 
 CLOSE = 0.05
 FLOAT32 = np.zeros((128, 512), np.float32)
@@ -277,3 +278,33 @@ def test_what_is_no_parameter_is_refused():
 def test_the_page_has_the_table(request):
     page = (request.config.rootpath / "docs" / "timing.md").read_text()
     assert parameter_table() in page, "docs/timing.md: put in what opennki.ir.timing.parameter_table() returns"
+
+
+# --- for passes --------------------------------------------------------------------------------------------------
+
+
+def test_an_instruction_costs_the_same_before_and_after_it_has_addresses():
+    """A scheduler works on access patterns: it sees the costs that the timeline takes."""
+
+    def kernel(x):
+        tile, turned = nl.ndarray((128, 512), x.dtype), nl.ndarray((128, 512), x.dtype)
+        bank = nl.ndarray((128, 512), x.dtype, buffer=nl.psum)
+        out = nl.ndarray((128, 512), x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=tile, src=x)
+        nisa.nc_matmul(dst=bank, stationary=tile[:, 0:128], moving=tile)
+        nisa.activation(dst=turned, op=nl.exp, data=bank)
+        nisa.tensor_tensor(dst=turned, data1=tile, data2=turned, op=nl.add)
+        nisa.tensor_copy(dst=tile, src=turned, engine=nisa.engine.gpsimd)
+        nisa.dma_copy(dst=out[64:128], src=tile[64:128])
+        nisa.dma_copy(dst=out[0:64], src=tile[0:64])
+        return out
+
+    modules = nki.jit(kernel).with_target("gen3").compile(FLOAT32).modules
+    costs = [
+        sorted(
+            (instr.op, repr(cost_of(instr, TARGETS["gen3"])))
+            for core in modules[stage].cores for instr in instructions(core.body)
+        )
+        for stage in (Stage.PENGUIN, Stage.BIR)
+    ]
+    assert costs[0] == costs[1] and len(costs[0]) == 7

@@ -4,7 +4,7 @@ from .bounds import Bounds
 from .simulation import simulate
 from .spans import Reason, Span, Step, Timeline
 from .trace_events import trace_events
-from .trips import Trips, count_trips, has_unknown_trips
+from .trips import Trips, count_trips, run_tells_trips
 
-__all__ = ["Bounds", "Reason", "Span", "Step", "Timeline", "Trips", "count_trips", "has_unknown_trips", "simulate",
+__all__ = ["Bounds", "Reason", "Span", "Step", "Timeline", "Trips", "count_trips", "run_tells_trips", "simulate",
            "trace_events"]

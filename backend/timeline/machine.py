@@ -56,6 +56,7 @@ class QueueState:
     body: tuple[Instruction, ...]
     before: Wakening
     at: int = 0
+    next_try: tuple[int, float] = (0, 0.0)  # for which instruction it was last woken, and when that is
     is_blocked: bool = False  # by a meeting
     moves: deque[tuple[Span, Instruction]] = field(default_factory=deque)
     moving: list[tuple[Span, list[Region]]] = field(default_factory=list)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ...ir.collector import paused_collector
 from ...ir.errors import KernelError
 from ...ir.graph import Instruction, Loop, Module, Queue, Stage, Statement
 from ...ir.machine import Engine
@@ -25,6 +26,7 @@ from .unions import busy_unions
 __all__ = ["simulate"]
 
 
+@paused_collector()
 def simulate(module: Module, trips: Trips | None = None, assume: Mapping[str, float] | None = None) -> Timeline:
     """The timeline of a bir module.
 
@@ -126,7 +128,9 @@ class _Simulation:
         if last.at_ns == UNKNOWN:
             return
         if last.at_ns > now:
-            self.machine.wake(last.at_ns, core, queue, min(ready_ns, now))
+            if queue.next_try != (queue.at, last.at_ns):  # else it is to try again then already
+                queue.next_try = queue.at, last.at_ns
+                self.machine.wake(last.at_ns, core, queue, min(ready_ns, now))
             return
         queue.at += 1
         core.executed.append(instr)

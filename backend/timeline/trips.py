@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...ir.graph import Core, Loop, Module, statements
+from ...ir.graph import Core, Loop, Module, instructions, statements
+from ...ir.table import lookup
 from ..executor import run
 from ..plan import Plan, Program, RunLoop
 
-__all__ = ["Trips", "TripsOfCore", "count_trips", "has_unknown_trips"]
+__all__ = ["Trips", "TripsOfCore", "count_trips", "run_tells_trips"]
 
 # (core, number of the loop among the core's, loops before those in them) -> trips of each time that it is entered.
 Trips = Mapping[tuple[int, int], Sequence[int]]
@@ -50,8 +51,10 @@ def _static_trips(loop: Loop) -> int | None:
     return len(range(low, high, step))  # type: ignore[arg-type]
 
 
-def has_unknown_trips(module: Module) -> bool:
-    """Does only a run tell how often some loop turns?"""
+def run_tells_trips(module: Module) -> bool:
+    """Does a run, and nothing else, tell how often some loop turns? Not where it would want the arguments of other ranks."""
+    if any(lookup(instr.op).meets == "ranks" for core in module.cores for instr in instructions(core.body)):
+        return False
     return any(
         isinstance(statement, Loop) and _static_trips(statement) is None
         for core in module.cores
