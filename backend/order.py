@@ -14,7 +14,7 @@ from random import Random
 
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Queue
-from ..ir.meetings import is_meeting, meeting_key
+from ..ir.meetings import deadlock, is_meeting, meeting_key
 
 __all__ = ["Event", "block_order"]
 
@@ -65,7 +65,7 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
             events.append(Event("complete", instr))
             signal(name, instr)
         elif any(waiting.values()):
-            raise _stuck({name: queue[0] for name, queue in waiting.items() if queue}, counters)
+            raise deadlock({name: queue[0] for name, queue in waiting.items() if queue}, counters)
         else:
             return events
 
@@ -78,21 +78,4 @@ def _alone(instr: Instruction) -> KernelError:
         limit="two cores",
         actual="one core",
         hint="launch it on two, kernel[2](...), or leave the call out where nl.num_programs() is 1",
-    )
-
-
-def _stuck(heads: dict[str, Instruction], counters: Counter[tuple[str, str]]) -> KernelError:
-    name, instr = next(iter(heads.items()))
-    notes = []
-    for queue, head in heads.items():
-        missing = [f"{w.peer} >= {w.value}" for w in head.waits if counters[w.peer, queue] < w.value]
-        where = f" ({head.loc.short})" if head.loc else ""
-        notes.append(f"queue {queue} waits for {', '.join(missing)} before {head.op}{where}")
-    return KernelError(
-        "E504",
-        f"deadlock: queue {name} and {len(heads) - 1} more wait for each other",
-        loc=instr.loc,
-        notes=tuple(notes),
-        limit="every wait is met by a signal that can happen before it",
-        hint="a semaphore wait is missing its signal, or two queues wait in a circle",
     )

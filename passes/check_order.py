@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..ir.errors import KernelError
 from ..ir.graph import Core, Instruction, Memory, Module, Queue, Stage, instructions
 from ..ir.machine import Space
-from ..ir.meetings import meeting_key
+from ..ir.meetings import deadlock, meeting_key
 from ..ir.printer import operand_to_text
 from ..ir.regions import Region
 from .conflicts import Conflicts, accesses
@@ -28,6 +28,7 @@ def check_order(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError for two accesses to common bytes in no order.
 
     E505: inside a core. E502: of two cores, to shared HBM. E503: a core waits for a meeting to which the other never comes.
+    E504: queues wait for each other.
 
     What orders: the queues, semaphore waits, the points where all queues of a core meet, and the meetings of the cores. It
     knows nothing of how the semaphores came about, so it holds for hand-written text as for what synchronise made.
@@ -104,7 +105,7 @@ class _Event(NamedTuple):
 def _in_order(cores: Sequence[Core]) -> Iterator[_Event]:
     """The instructions of all cores in one legal order.
 
-    Ends where the semaphores let nothing go on: that is a deadlock, which the plan reports. raises: KernelError E503.
+    raises: KernelError E503 where a core waits for the other in vain, E504 where its queues wait for each other.
     """
     sides = [_Side(core, placed) for core, placed in zip(cores, in_two_trips(cores), strict=True)]
     while True:
@@ -115,7 +116,10 @@ def _in_order(cores: Sequence[Core]) -> Iterator[_Event]:
             break
         for queues in pairs:
             yield from _meet(sides, queues)
-    if any(side.posted for side in sides) and all(side.posted or side.has_ended for side in sides):
+    for side in sides:
+        if not (side.posted or side.has_ended):
+            raise deadlock({name: queue[0] for name, queue in side.waiting.items() if queue}, side.counters)
+    if any(side.posted for side in sides):
         raise _unmet(sides, cores)
 
 

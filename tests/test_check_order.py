@@ -340,15 +340,19 @@ def test_opposite_order_is_a_deadlock_where_it_is_an_order():
         assert note.startswith(f"core {core} waits at sendrecv of pipe {core} on queue pipe{core}")
 
 
-def test_queues_that_wait_in_a_circle_are_left_to_the_plan():
+def test_queues_that_wait_in_a_circle_are_named_whatever_the_other_core_waits_for():
     circle = [
         f"queue vector {{\nwait gpsimd >= 1\nvector.memset dst={TILE} value=0.0\nsignal gpsimd + 1\n}}",
         f"queue gpsimd {{\nwait vector >= 1\n{BARRIER}\nsignal vector + 1\n}}",
     ]
-    check(circle, [barrier()])
-    with pytest.raises(KernelError) as error:
-        plan.build(parse(text(circle, [barrier()])))
-    assert error.value.code == "E504"
+    for cores in ((circle, [barrier()]), ([barrier()], circle)):
+        error = refused("E504", *cores)
+        assert "queue vector waits for gpsimd >= 1 before memset (<text>:" in error.notes[0]
+        assert "queue gpsimd waits for vector >= 1 before core_barrier (<text>:" in error.notes[1]
+        with pytest.raises(KernelError) as planned:
+            plan.build(parse(text(*cores)))
+        assert planned.value.code == "E504" and planned.value.notes == error.notes
+    check([circle[0].replace("wait gpsimd >= 1", ""), circle[1]], [barrier()])
 
 
 def test_a_core_alone_is_checked_by_itself():

@@ -2,7 +2,7 @@
 
 A kernel takes arrays and `repaired`, the only thing in which the two differ. In its source
 
-    # fault   ends the line at which the compiler has to point,
+    # fault   ends the line at which the compiler has to point (of several, one of them),
     # noted   ends a further line that it has to name: the other access of a race, the other end of an exchange.
 """
 

@@ -14,8 +14,7 @@ every_fault = pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: pla
 @every_fault
 def test_the_fault_is_found_at_its_lines(planted):
     error = planted.raised()
-    (line,) = planted.lines("fault")
-    assert error.code == planted.code and str(error.loc) == line, error
+    assert error.code == planted.code and str(error.loc) in planted.lines("fault"), error
     for line in planted.lines("noted"):
         assert any(line in note for note in error.notes), error
     assert error.limit is not None and (error.hint is not None or error.actual is not None), error

@@ -122,7 +122,7 @@ def barriers_in_opposite_order(x, repaired):
         tile = tile_of(x)
         nisa.dma_copy(dst=a, src=tile)  # fault
         nisa.core_barrier(a, (0, 1))
-        nisa.dma_copy(dst=b, src=tile)
+        nisa.dma_copy(dst=b, src=tile)  # fault
         nisa.core_barrier(b, (0, 1))
     else:
         tiles = [nl.ndarray(x.shape, x.dtype, name=f"tile{n}") for n in range(2)]
