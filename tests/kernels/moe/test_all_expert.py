@@ -126,7 +126,7 @@ def test_weights_are_stationary():
 def test_a_dump_shows_the_experts_in_a_loop():
     def instructions_at_penguin(E):
         x, affinities, _, fields = layer(T=4, E=E, I=128)
-        module = run_all_expert[2].compile(x, affinities, fields).flat
+        module = run_all_expert[2].compile(x, affinities, fields).modules[Stage.PENGUIN]
         return [sum(1 for _ in instructions(core.body)) for core in module.cores]
 
     assert instructions_at_penguin(4) == instructions_at_penguin(16)
