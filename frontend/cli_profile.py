@@ -188,6 +188,6 @@ def _busy(row: Mapping[str, Any] | None) -> str:
 
 
 def print_parameters(rows: list[dict[str, Any]]) -> None:
-    print_table("timing parameters", ("parameter", "value", "unit", "what", "source"), (
-        (row["name"], f"{row['value']:g}", row["unit"], row["what"], row["source"]) for row in rows
+    print_table("timing parameters", ("parameter", "value", "unit", "follows", "what", "source"), (
+        (row["name"], f"{row['value']:g}", row["unit"], row["follows"], row["what"], row["source"]) for row in rows
     ))

@@ -78,7 +78,8 @@ class Timeline:
     """A kernel in time.
 
     total_ns:  from the launch to its end. kernel_ns: without the launch's own prologue and epilogue.
-    spans:     in order of their start. busy_ns: of each core, by track, the union of its spans; "dma" is that of all moves.
+    spans:     in the order in which their instructions started.
+    busy_ns:   of each core, by track, the union of its spans; "dma" is that of all moves.
     engine_ns: of each core, the work of its 16 DMA engines. hbm_bytes: read and written, by HBM tensor.
     notes:     what was assumed about this kernel, such as trips of loops. values: the parameters' values.
     """

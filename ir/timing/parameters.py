@@ -50,6 +50,11 @@ class Parameter:
     source: str
     gen4: float | None = None
 
+    @property
+    def follows(self) -> str:
+        """What it scales with from one generation to another."""
+        return "published" if self.gen4 is not None else "nothing" if self.scaling == "fixed" else self.scaling
+
     def at(self, target: Target) -> float:
         if self.gen4 is not None and target.version >= 4:
             return self.gen4
@@ -181,17 +186,17 @@ def _values(target: Target) -> Values:
 
 def parameter_table() -> str:
     """The parameters as a table of docs/timing.md."""
-    rows = ["| parameter | gen3 | gen4 | unit | what | source |", "|---|---|---|---|---|---|"]
+    rows = ["| parameter | gen3 | gen4 | unit | follows | what | source |", "|---|---|---|---|---|---|---|"]
     for p in PARAMETERS.values():
         gen3, gen4 = (p.at(TARGETS[name]) for name in ("gen3", "gen4"))
-        rows.append(f"| {p.name} | {gen3:g} | {gen4:.4g} | {p.unit} | {p.doc} | {p.source} |")
+        rows.append(f"| {p.name} | {gen3:g} | {round(gen4, 2):g} | {p.unit} | {p.follows} | {p.doc} | {p.source} |")
     return "\n".join(rows) + "\n"
 
 
 def assumptions(target: Target, values: Values | None = None) -> list[dict[str, str | float]]:
-    """Everything that the model counts with, as rows: name, value, unit, what it is, source."""
+    """Everything that the model counts with, as rows: name, value, unit, what it follows, what it is, source."""
     values = values or values_for(target)
     return [
-        {"name": p.name, "value": values[p.name], "unit": p.unit, "what": p.doc, "source": p.source}
+        {"name": p.name, "value": values[p.name], "unit": p.unit, "follows": p.follows, "what": p.doc, "source": p.source}
         for p in PARAMETERS.values()
     ]
