@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import itemgetter
@@ -17,6 +17,7 @@ from ..ir.meetings import deadlock, meeting_key
 from ..ir.printer import operand_to_text
 from ..ir.regions import Region
 from .conflicts import Conflicts, accesses
+from .overlaps import check_overlaps
 from .pipeline import register_pass
 from .trips import Placed, Trips, are_apart, in_two_trips, note_of_trips
 
@@ -28,7 +29,7 @@ def check_order(module: Module) -> Module:
     """Returns the module unchanged; raises KernelError for two accesses to common bytes in no order.
 
     E505: inside a core. E502: of two cores, to shared HBM. E503: a core waits for a meeting to which the other never comes.
-    E504: queues wait for each other.
+    E504: queues wait for each other. E202: tensors that share bytes are alive together.
 
     What orders: the queues, semaphore waits, the points where all queues of a core meet, and the meetings of the cores. It
     knows nothing of how the semaphores came about, so it holds for hand-written text as for what synchronise made.
@@ -37,6 +38,8 @@ def check_order(module: Module) -> Module:
     """
     events = list(_in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
     _check_inside(events)
+    for core in module.cores:
+        check_overlaps(core, _once(events, core.number))
     if len(module.cores) > 1:
         _check_between(events, module)
     return module
@@ -48,9 +51,32 @@ def _check_inside(events: Sequence[_Event]) -> None:
     for node, event in enumerate(events):
         if event.block not in conflicts:
             conflicts[event.block] = Conflicts(event.core, queues_order=True)
-        for source, kind in conflicts[event.block].of(node, event.instr, event.queue):
+        for source, _ in conflicts[event.block].of(node, event.instr, event.queue):
             if not event.is_after(events[source]):
-                raise _unordered(events[source], event, kind)
+                raise _unordered(*_first_clash(events, events[source], event))
+
+
+def _first_clash(events: Sequence[_Event], earlier: _Event, event: _Event) -> tuple[_Event, _Event, str]:
+    """The first instruction of a queue with which an event is in no order, and why they must not change places.
+
+    What was found may be a later one, which wrote over all that the first did.
+    """
+    for other in events:
+        if (other.block, other.queue) == (earlier.block, earlier.queue) and not event.is_after(other):
+            pairs = product(accesses(other.instr, event.core), accesses(event.instr, event.core))
+            kinds = {
+                "RAW" if its_write and reads else "WAW" if its_write else "WAR"
+                for (_, its, _, its_write), (_, mine, reads, writes) in pairs
+                if (its_write or writes) and its.overlaps(mine)
+            }
+            if kinds:
+                return other, event, min(kinds)
+    raise AssertionError("the two are in conflict")
+
+
+def _once(events: Iterable[_Event], core: int) -> Iterator[Instruction]:
+    """The instructions of a core, each in the first trip of its loops."""
+    return (event.instr for event in events if event.core == core and not any(trip.number for trip in event.trips))
 
 
 def _check_between(events: Sequence[_Event], module: Module) -> None:

@@ -100,12 +100,11 @@ def crosses_a_bank(x, repaired):
 @fault("more is live than SBUF holds", "E201", X, expected=lambda x: np.full((128, 1), 3.0, np.float32))
 def out_of_sbuf(x, repaired):
     columns = 24576 if not repaired else 12288
-    tiles = []
+    tiles, total = [], nl.zeros((128, 1), x.dtype)
     for n in range(3):
         tile = nl.ndarray((128, columns), x.dtype)  # fault
-        nisa.memset(dst=tile, value=float(n))
+        nisa.memset(dst=tile, value=float(n))  # fault
         tiles.append(tile)
-    total = nl.zeros((128, 1), x.dtype)
     for tile in tiles:
         nisa.tensor_tensor(dst=total, data1=total, data2=tile[:, 0:1], op=nl.add)
     return stored(total)
