@@ -38,7 +38,7 @@ from .gates import record_gates, ungated
 from .target import default_target, keeps_float32, note_default_target
 from .tensor import NkiTensor
 from .trace import trace
-from .tracer import Schedule, Tracer, author_error, optional_tracer
+from .tracer import Edge, Schedule, Tracer, author_error, author_loc, optional_tracer
 
 __all__ = ["Compiled", "Kernel", "jit", "lowered", "probe_for", "simulate", "to_penguin"]
 
@@ -184,8 +184,9 @@ class Kernel:
         """
         try:
             pairs = [(consumer, (producers,) if isinstance(producers, str) else producers) for consumer, producers in edges]
-            schedule: Schedule = tuple((consumer, producer) for consumer, producers in pairs for producer in producers)
-            is_named = all(isinstance(name, str) for edge in schedule for name in edge)
+            loc = author_loc()
+            schedule: Schedule = tuple(Edge(consumer, each, loc) for consumer, producers in pairs for each in producers)
+            is_named = all(isinstance(name, str) for edge in schedule for name in edge[:2])
         except (TypeError, ValueError):
             is_named = False
         if not is_named:

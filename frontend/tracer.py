@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import count
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..ir.dtypes import DTYPES, Dtype
 from ..ir.errors import KernelError, Loc
@@ -22,9 +22,18 @@ from ..ir.machine import Space, Target
 from ..ir.table import check_instruction
 from .location import Place, Trips, here
 
-__all__ = ["Schedule", "Tracer", "author_error", "author_loc", "current", "located", "optional_tracer", "tracing"]
+__all__ = ["Edge", "Schedule", "Tracer", "author_error", "author_loc", "current", "located", "optional_tracer", "tracing"]
 
-Schedule = tuple[tuple[str, str], ...]  # (consumer, producer): names of instructions
+
+class Edge(NamedTuple):
+    """One instruction after another, by their names; loc: where the author asked for it."""
+
+    consumer: str
+    producer: str
+    loc: Loc | None = None
+
+
+Schedule = tuple[Edge, ...]
 
 _CURRENT: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
@@ -184,7 +193,7 @@ class Tracer:
         if instr.label is not None:
             self._claim_label(instr.label, place.loc)
             self._labels[instr.label] = (scope, len(scope.body))
-            asked = (producer for consumer, producer in self.schedule if consumer == instr.label)
+            asked = (edge.producer for edge in self.schedule if edge.consumer == instr.label)
             instr = replace(instr, after=tuple(dict.fromkeys(asked)))
         scope.body.append(instr)
         index = len(scope.body) - 1
@@ -245,28 +254,30 @@ class Tracer:
 
     def _check_schedule(self) -> None:
         """Both ends of every edge exist, in one loop body, the producer first."""
-        for consumer, producer in self.schedule:
+        for consumer, producer, loc in self.schedule:
             for label in (consumer, producer):
                 if label not in self._labels:
                     close = get_close_matches(label, list(self._labels), 1)
                     raise KernelError(
                         "E602",
                         f"schedule: no instruction is named {label!r}",
-                        loc=Loc(self.code.co_filename, self.code.co_firstlineno),
+                        loc=loc,
                         limit=", ".join(self._labels) or "instructions with name=",
                         actual=label,
                         hint=f"did you mean {close[0]!r}?" if close else "give the instruction a name=",
                     )
             (scope, later), (other, earlier) = self._labels[consumer], self._labels[producer]
             if scope is not other or earlier >= later:
-                instr = scope.body[later]
+                instr, before = scope.body[later], other.body[earlier]
+                assert isinstance(instr, Instruction) and isinstance(before, Instruction), "only instructions have names"
                 raise KernelError(
                     "E802",
                     f"schedule: {consumer!r} after {producer!r}"
                     + (", which comes later in the kernel" if scope is other else ", across the border of a dynamic loop"),
-                    loc=instr.loc if isinstance(instr, Instruction) else None,
+                    loc=instr.loc,
                     limit="a producer that comes before its consumer, in the same loop body",
                     hint="queues run in program order: move the producer's line",
+                    notes=(f"{producer!r} is at {before.loc}", f"the schedule is at {loc}"),
                 )
 
     @contextmanager

@@ -3,6 +3,7 @@
 import numpy as np
 from faults.planted import fault, ramp
 
+import opennki as nki
 from opennki import isa as nisa
 from opennki import language as nl
 
@@ -112,4 +113,47 @@ def tile_of_the_body_after_the_loop(x, repaired):
 def pattern_past_the_end(x, repaired):
     tile = nl.ndarray((63, 31), x.dtype)
     nisa.dma_copy(dst=tile, src=x.ap([[32, 63], [1, 31]], offset=32 if repaired else 34))  # fault
+    return stored(tile)
+
+
+def xor_then_negated(x):
+    return -(x.view(np.int32) ^ 1).view(np.float32)
+
+
+@fault("a schedule that contradicts a dependence through views", "E802", X, expected=xor_then_negated)
+def schedule_against_a_dependence(x, repaired):
+    """Two engines at one tile, which the first sees as integers."""
+
+    def steps(tile):
+        words = tile.view(nl.int32)
+        nisa.tensor_scalar(dst=words, data=words, op0=nl.bitwise_xor, operand0=1, name="xor")  # fault
+        nisa.activation(dst=tile, op=nl.copy, data=tile, scale=-1.0, name="negate")  # noted
+
+    tile = tile_of(x)
+    edge = ("negate", "xor") if repaired else ("xor", "negate")
+    nki.jit(steps).with_schedule([edge])(tile)  # noted
+    return stored(tile)
+
+
+@fault("a schedule that names an unknown instruction", "E602", X, expected=lambda x: -x)
+def schedule_of_an_unknown_name(x, repaired):
+    def steps(tile):
+        nisa.dma_copy(dst=tile, src=x, name="load")
+        nisa.activation(dst=tile, op=nl.copy, data=tile, scale=-1.0, name="negate")
+
+    tile = nl.ndarray(x.shape, x.dtype)
+    nki.jit(steps).with_schedule([("negate", "load" if repaired else "laod")])(tile)  # fault
+    return stored(tile)
+
+
+@fault("an instruction that depends on a later one", "E802", X, expected=xor_then_negated)
+def depends_on_a_later_one(x, repaired):
+    tile = tile_of(x)
+    words = tile.view(nl.int32)
+    first = nisa.tensor_scalar(dst=words, data=words, op0=nl.bitwise_xor, operand0=1)
+    second = nisa.activation(dst=tile, op=nl.copy, data=tile, scale=-1.0)
+    if repaired:
+        second.depends_on(first)
+    else:
+        first.depends_on(second)  # fault
     return stored(tile)
