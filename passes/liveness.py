@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..ir.graph import Access, Core, Instruction, Loop, Statement, Tensor, View, instructions
 
-__all__ = ["LiveRange", "live_ranges", "touched"]
+__all__ = ["LiveRange", "live_ranges", "statements_by_position", "touched"]
 
 
 class LiveRange(NamedTuple):
@@ -104,3 +104,18 @@ def touched(statement: Statement) -> set[str]:
     if statement.var is not None:
         names.add(statement.var.name)
     return names.union(*(touched(inner) for inner in statement.body))
+
+
+def statements_by_position(core: Core) -> list[Statement | None]:
+    """What stands at each position that live ranges count: at 0 nothing; a loop where it starts and again where it ends."""
+    found: list[Statement | None] = [None]
+
+    def visit(body: tuple[Statement, ...]) -> None:
+        for statement in body:
+            found.append(statement)
+            if isinstance(statement, Loop):
+                visit(statement.body)
+                found.append(statement)
+
+    visit(core.body)
+    return found
