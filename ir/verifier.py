@@ -30,6 +30,7 @@ from .graph import (
     View,
     declared_tensors,
     dynamic_kind,
+    instructions,
     statements,
 )
 from .machine import Engine, Space, Target
@@ -278,6 +279,18 @@ def _check_loop(loop: Loop, module: Module) -> None:
     assert loop.var is not None
     if loop.var.space is not Space.REGISTER:
         raise KernelError("E603", f"loop variable %{loop.var.name} in {loop.var.space}", loc=loop.loc, limit="a register")
+    for instr in instructions(loop.body):
+        for name, operand in instr.operands.items():
+            if _is_variable(operand, loop.var) and lookup(instr.op, instr.loc).operand(name).writes:
+                raise fail(instr, "E804", name, f"%{loop.var.name} is a loop variable", limit="read only: the loop writes it")
+
+
+def _is_variable(operand: Operand, variable: Tensor) -> bool:
+    if isinstance(operand, (int, float)) or operand.space is not Space.REGISTER:
+        return False
+    if isinstance(operand, Memory):
+        return variable.address is not None and operand.byte == variable.address.byte
+    return operand.tensor.name == variable.name
 
 
 def _check_kind(operand: Operand, stage: Stage, what: str, loc: Loc | None) -> None:

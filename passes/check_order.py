@@ -19,7 +19,7 @@ from ..ir.regions import Region
 from .conflicts import Conflicts, accesses
 from .overlaps import check_overlaps
 from .pipeline import register_pass
-from .trips import Placed, Trips, are_apart, in_two_trips, note_of_trips
+from .trips import Placed, Trips, are_apart, in_two_trips, narrowed, note_of_trips
 
 __all__ = ["check_order"]
 
@@ -86,7 +86,7 @@ def _check_between(events: Sequence[_Event], module: Module) -> None:
     """
     conflicts = Conflicts(0, queues_order=True)
     for node, event in enumerate(events):
-        if (part := _shared_part(event.instr)) is None:
+        if (part := _shared_part(event)) is None:
             continue
         for source, _ in conflicts.of(node, part, f"{event.core}:{event.queue}"):
             earlier = events[source]
@@ -94,12 +94,13 @@ def _check_between(events: Sequence[_Event], module: Module) -> None:
                 raise _race(*places, module)
 
 
-def _shared_part(instr: Instruction) -> Instruction | None:
+def _shared_part(event: _Event) -> Instruction | None:
     """The instruction with its operands in shared HBM alone. A barrier is no access to its data, it only names it."""
+    instr = event.instr
     if instr.op == "core_barrier":
         return None
     operands = {
-        name: operand
+        name: narrowed(operand, event.trips)
         for name, operand in instr.operands.items()
         if isinstance(operand, Memory) and operand.space is Space.SHARED_HBM
     }
@@ -288,7 +289,7 @@ def _racing(earlier: _Event, event: _Event) -> tuple[_Place, _Place] | None:
     touches = [
         [(each, name, region, writes) for name, region, _, writes in accesses(part, 0) if region.memory == "shared"]
         for each in (first, second)
-        if (part := _shared_part(each.instr)) is not None
+        if (part := _shared_part(each)) is not None
     ]
     for one, other in product(*touches):
         operands = first.instr.operands[one[1]], second.instr.operands[other[1]]

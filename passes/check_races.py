@@ -18,7 +18,7 @@ from ..ir.table import lookup
 from .conflicts import Spans
 from .dependences import dependence_graph
 from .pipeline import register_pass
-from .trips import Placed, Trips, are_apart, in_two_trips, note_of_trips
+from .trips import Placed, Trips, are_apart, in_two_trips, narrowed, note_of_trips
 
 __all__ = ["check_races"]
 
@@ -44,7 +44,7 @@ def check_races(module: Module) -> Module:
     placed = in_two_trips(module.cores)
     programs = [[statement for statement, _ in program if isinstance(statement, Instruction)] for program in placed]
     trips = [[where for statement, where in program if statement is not None] for program in placed]
-    conflicts = list(_conflicts(programs))
+    conflicts = list(_conflicts(programs, trips))
     order = _happens_before(programs, placed) if conflicts else None
     for first, second in conflicts:
         assert order is not None
@@ -178,9 +178,9 @@ def _turns(program: list[Placed]) -> Iterator[tuple[int, int]]:
 Touch = tuple[int, str, Region, bool]  # instruction, operand, region, writes
 
 
-def _conflicts(programs: list[list[Instruction]]) -> Iterator[tuple[Touch, Touch]]:
+def _conflicts(programs: list[list[Instruction]], trips: list[list[Trips]]) -> Iterator[tuple[Touch, Touch]]:
     """Pairs of accesses of the two cores to common bytes of shared HBM, at least one a write."""
-    sides = [_shared_touches(program, core) for core, program in enumerate(programs)]
+    sides = [_shared_touches(program, trips[core], core) for core, program in enumerate(programs)]
     for memory, ours in sides[0].items():
         theirs = sides[1].get(memory, [])
         spans = {False: Spans(), True: Spans()}  # of their reads and of their writes
@@ -196,7 +196,7 @@ def _conflicts(programs: list[list[Instruction]]) -> Iterator[tuple[Touch, Touch
                     yield touch, theirs[number]
 
 
-def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Touch]]:
+def _shared_touches(program: list[Instruction], trips: list[Trips], core: int) -> dict[str, list[Touch]]:
     found: dict[str, list[Touch]] = defaultdict(list)
     for node, instr in enumerate(program):
         if instr.op == "core_barrier":
@@ -205,7 +205,8 @@ def _shared_touches(program: list[Instruction], core: int) -> dict[str, list[Tou
             operand = instr.operands.get(param.name)
             if isinstance(operand, Access) and operand.space is Space.SHARED_HBM:
                 # By tensor, whatever its address: shared tensors never overlap.
-                region = region_of(replace(operand, tensor=replace(operand.tensor, address=None)), core)
+                place = replace(operand, tensor=replace(operand.tensor, address=None))
+                region = region_of(narrowed(place, trips[node]), core)
                 found[operand.tensor.name].append((node, param.name, region, param.writes))
     return found
 

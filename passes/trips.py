@@ -15,7 +15,7 @@ from ..ir.meetings import meeting_key
 from ..ir.regions import region_of
 from .shadow import static_trips
 
-__all__ = ["Placed", "Trips", "are_apart", "in_two_trips", "note_of_trips"]
+__all__ = ["Placed", "Trips", "are_apart", "in_two_trips", "narrowed", "note_of_trips"]
 
 
 class Trip(NamedTuple):
@@ -61,6 +61,19 @@ def _meetings(program: Sequence[Placed]) -> Counter[str]:
     return found
 
 
+def narrowed(place: Access | Memory, trips: Trips) -> Access | Memory:
+    """The place with the indices that the variable of a loop around it takes, where its index is that."""
+    loop = next((trip.loop for trip in trips if place.dynamic is not None and _moves_with(trip.loop, place)), None)
+    if loop is None or not static_trips(loop):
+        return place
+    assert place.dynamic is not None
+    values = range(*loop.bounds)  # type: ignore[arg-type]
+    first, bound = max(place.dynamic.first, values[0]), min(place.dynamic.bound, values[-1] + 1)
+    if first >= bound:
+        return place  # no legal index: the run says so
+    return replace(place, dynamic=replace(place.dynamic, first=first, bound=bound))
+
+
 def note_of_trips(one: Trips, other: Trips) -> tuple[str, ...]:
     """What an error says of two statements, one of each core, in different trips of their loops."""
     if (depth := _parted(one, other)) is None:
@@ -89,7 +102,10 @@ def are_apart(one: Access | Memory, trips: Trips, other: Access | Memory, its_tr
     loops = trips[depth].loop, its_trips[depth].loop
     if not all(_moves_with(loop, place) for loop, place in zip(loops, (one, other), strict=True)):
         return False
-    if loops[0].bounds[0] != loops[1].bounds[0] or loops[0].bounds[2] != loops[1].bounds[2]:
+    starts = [loop.bounds[0] for loop in loops]
+    if not all(isinstance(start, int) for start in starts) or len(set(starts)) > 1:
+        return False
+    if loops[0].bounds[2] != loops[1].bounds[2]:
         return False
     steps = {mine.stride * one.dtype.nbytes, its.stride * other.dtype.nbytes}
     reach = [region_of(replace(place, dynamic=None), 0) for place in (one, other)]  # where index 0 leads
@@ -103,7 +119,7 @@ def _moves_with(loop: Loop, place: Access | Memory) -> bool:
     """Is the loop's variable the index of the place?"""
     assert place.dynamic is not None
     index, variable = place.dynamic.index, loop.var
-    if variable is None or not isinstance(loop.bounds[0], int) or place.dynamic.kind != "scalar":
+    if variable is None or place.dynamic.kind != "scalar":
         return False
     if isinstance(index, Access):
         return index.tensor.name == variable.name

@@ -292,6 +292,15 @@ def test_other_places_that_move_may_meet(core0, core1):
     assert len(refused("E502", *once(core0, core1)).notes) == 2
 
 
+def test_a_loop_variable_reaches_as_far_as_its_loop_counts():
+    def writes(at: str, index: str = "register[0x0000] int32") -> str:
+        return loop(f"queue dma1 {{\ndma.dma_copy dst={moved(index, at)} src={ROW}\n}}")  # i is 0, 1 and 2
+
+    check([writes("0x4000")], [writes("0x4300")])
+    refused("E502", [writes("0x4000")], [writes("0x42fc")])
+    refused("E502", [writes("0x4000", "register[0x0004] int32")], [writes("0x4300")])
+
+
 def test_a_loop_of_one_trip_has_no_next():
     core0 = loop(write(M, signal="signal gpsimd + 16"), barrier("wait dma1 >= 16"))
     check([core0.replace("0 to 3", "0 to 1")], [loop(*READS_BEHIND).replace("0 to 3", "0 to 1")])

@@ -252,6 +252,39 @@ def test_one_meeting_a_trip_is_enough_where_the_places_move():
     assert error.value.code == "E502" and "core 0 may be in the loop's next trip" in error.value.notes[1]
 
 
+@nki.jit
+def halves(x, rows):
+    """Each core copies its half; the place is an offset and a loop variable, whose last value decides how far it gets."""
+    core, columns = nl.program_id(0), x.shape[1]
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    for i in nl.dynamic_range(0, rows, 1):
+        row = nl.ndarray((1, columns), x.dtype)
+        mine = {"offset": core * 64 * columns, "scalar_offset": i}
+        nisa.dma_copy(dst=row, src=x.ap([[columns, 1], [1, columns]], **mine))
+        nisa.dma_copy(dst=out.ap([[columns, 1], [1, columns]], **mine), src=row)
+    return out
+
+
+def test_a_loop_variable_reaches_as_far_as_its_loop_counts():
+    np.testing.assert_array_equal(halves[2](X, 64), X)
+    with pytest.raises(KernelError) as error:
+        halves[2](X, 65)
+    assert error.value.code == "E502" and "both write %out" in error.value.message
+
+
+def test_nobody_but_the_loop_writes_its_variable():
+    for stage in (Stage.PENGUIN, Stage.BIR):
+        text = to_text(halves[2].compile(X, 64).modules[stage])
+        first = re.search(r"^ *dma\.dma_copy dst=\S*%row.*\n", text, re.M) or re.search(r"^ *queue dma0 {\n", text, re.M)
+        register = re.search(r"%i: int32\[1\] @register(?: at (0x\w+))?", text)[1]
+        move = f"sync.register_move dst={'%i' if register is None else f'register[{register}] int32'} src=0\n"
+        queue = move if register is None else f"queue sync {{\n{move}}}\n"
+        broken = text[: first.start()] + queue + text[first.start() :]
+        with pytest.raises(KernelError) as error:
+            run_passes(parse(broken), [])
+        assert error.value.code == "E804" and "%i is a loop variable" in error.value.message
+
+
 def test_the_layers_text_runs_to_the_same_bits():
     for stage in Stage:
         module = parse(to_text(swap_halves[2].compile(X).modules[stage]))

@@ -1,5 +1,8 @@
 """Every planted fault is found, with its code and its lines; every repaired twin runs and gives the right numbers."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from faults import addresses, contents, memory, two_cores  # noqa: F401 -- fill FAULTS
@@ -35,3 +38,14 @@ def test_its_twin_is_right_in_every_order(planted):
         shuffled = executor.run(plan.build(module, shuffle=seed), dict(zip(names, planted.copies(), strict=True)))
         for result, right in zip(shuffled, expected, strict=True):
             np.testing.assert_array_equal(result, right)
+
+
+def test_the_page_lists_every_kind():
+    page = Path(__file__).parents[2] / "docs" / "model.md"
+    rows = re.findall(r"^\| (.+) \| (compile|run) \| (E\d+) \|$", page.read_text(), re.M)
+    assert sorted(rows) == sorted((planted.kind, planted.when, planted.code) for planted in FAULTS)
+
+
+def test_every_planted_fault_is_marked():
+    assert all(planted.lines("fault") for planted in FAULTS)
+    assert len({planted.name for planted in FAULTS}) == len(FAULTS) >= 40
