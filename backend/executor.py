@@ -342,7 +342,7 @@ def _deadlock(waiting: Mapping[_Member, Meeting], members: Sequence[_Member], me
         place = meetings.place(one, instr)
         ranks = ", ".join(str(other.rank) for other in place.members)
         what = f"{instr.op} of ranks {ranks}" if place.what == "collectives" else place.what
-        notes.append(f"{name(one)} waits at {what}" + (f" ({instr.loc.short})" if instr.loc else ""))
+        notes.append(f"{name(one)} waits at {what}" + (f" ({instr.loc})" if instr.loc else ""))
     whom, all_of_them = "core", "both cores"
     if any(lookup(waited.instr.op).meets == "ranks" for waited in waiting.values()):
         whom, all_of_them = "rank", "all ranks of a group"

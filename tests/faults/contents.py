@@ -152,3 +152,31 @@ def loop_that_may_not_run(x, count, repaired):
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)  # fault
     nisa.dma_copy(dst=out, src=tile)  # noted
     return out
+
+
+@fault("rows that a gather skips, in a tile that nobody wrote", "E501", X, np.array([[2], [99], [1]], np.int32), when="run",
+       expected=lambda x, index: np.stack([x[2], 0 * x[0], x[1]]))  # fmt: skip
+def skipped_rows_never_written(x, index, repaired):
+    rows, at = nl.ndarray((3, 32), x.dtype), tile_of(index)
+    if repaired:
+        nisa.memset(dst=rows, value=0.0)
+    nisa.dma_copy(dst=rows, src=x.vector_select(0, at), oob_mode=nisa.oob_mode.skip)
+    out = nl.ndarray((3, 32), x.dtype, buffer=nl.shared_hbm)  # fault
+    nisa.dma_copy(dst=out, src=rows)  # noted
+    return out
+
+
+@fault("what a trip hands to the next, where the first has nothing", "E501", X, np.array([[2]], np.int32), when="run",
+       expected=lambda x, count: x + 1)  # fmt: skip
+def handed_on_from_nowhere(x, count, repaired):
+    """Whether the loop runs at all is not known."""
+    tile, before = tile_of(x), nl.ndarray(x.shape, x.dtype)
+    trips = nisa.register_alloc(tile_of(count))
+    if repaired:
+        nisa.memset(dst=before, value=0.0)
+    for _ in nl.dynamic_range(trips):
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=before, op=nl.add)  # noted
+        nisa.memset(dst=before, value=1.0)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)  # fault
+    nisa.dma_copy(dst=out, src=tile)
+    return out
