@@ -1,6 +1,6 @@
 """The command `opennki`. Results go to stdout, everything else to stderr; exit 1: the kernel or text is at fault, 2: usage.
 
-    opennki list | run | check | gates | residency | profile | dump | opt | exec | demo | passes | isa
+    opennki list | run | check | gates | residency | memory | profile | dump | opt | exec | demo | passes | isa
 
 Each has --help with examples.
 """
@@ -32,6 +32,7 @@ from .cli_demo import show_kernels
 from .cli_inputs import parse_settings, require_known
 from .cli_inspect import print_residency, residency_facts, show_gates
 from .cli_kernels import library_kernel, read_module
+from .cli_memory import show_memory
 from .cli_options import (
     PIPELINES,
     CoresOption,
@@ -102,6 +103,7 @@ def _about() -> None:
     opennki dump my.py:kernel --set 'x=float32[128,512]' --stage bir
     opennki gates my.py:kernel            what it asks of its arguments
     opennki residency tp_broadcast        what it does with HBM
+    opennki memory tp_broadcast           what it takes of SBUF and PSUM, and when
     opennki profile tp_broadcast          the time it takes, and what on
     opennki COMMAND --help                examples of each command
 
@@ -233,6 +235,7 @@ def dump(
 
 
 main.command("gates")(show_gates)
+main.command("memory")(show_memory)
 main.command("profile")(show_profile)
 
 

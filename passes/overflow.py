@@ -14,18 +14,12 @@ from .demand import Demand
 from .liveness import LiveRange, statements_by_position, touched
 from .packing import Block, live_bytes, most_live
 
-__all__ = ["alike", "line_at", "overflow", "overlap", "past_the_end"]
+__all__ = ["Alike", "alike", "overflow", "overlap", "past_the_end"]
 
 _MOST_SHOWN = 12
 _MOST_TRIED = 8  # groups of tensors that ways out are looked for; each trial packs the memory anew
 _MOST_OF_A_KIND = 2
 _PARTS = (2, 4, 8, 16, 32, 64)
-
-
-def line_at(core: Core, position: int) -> Loc | None:
-    """The author's line of a position in the program."""
-    statement = statements_by_position(core)[position]
-    return getattr(statement, "loc", None)
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ class _Overflow:
         return KernelError(
             "E201",
             message,
-            loc=line_at(self.core, at) or (operand.loc if operand else None),
+            loc=self.line(at) or (operand.loc if operand else None),
             operand=operand,
             limit=f"{demand.capacity} bytes a partition" if demand.space is Space.SBUF else amount(demand.capacity),
             actual=actual,
@@ -132,10 +126,12 @@ class _Overflow:
     def program(self) -> list:
         return statements_by_position(self.core)
 
+    def line(self, position: int) -> Loc | None:
+        return getattr(self.program[position], "loc", None)
+
     def where(self, position: int) -> str:
         """`file.py:14 (dma_copy)`; without lines the position counts."""
-        statement = self.program[position]
-        loc = getattr(statement, "loc", None)
+        statement, loc = self.program[position], self.line(position)
         what = statement.op if isinstance(statement, Instruction) else "loop"
         return f"{loc.short if loc else f'statement {position}'} ({what})"
 
