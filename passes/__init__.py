@@ -16,6 +16,7 @@ from . import (
     lower,
     reroll_loops,
     resolve_accumulation,
+    schedule,
     synchronise,
     widen_floats,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "lower",
     "reroll_loops",
     "resolve_accumulation",
+    "schedule",
     "synchronise",
     "widen_floats",
 ]

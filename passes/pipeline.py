@@ -37,6 +37,7 @@ TO_PENGUIN = (
 
 TO_BIR = (
     "expand-loops",
+    "schedule",  # before addresses: their reuse would tie instructions together that have nothing to do with each other
     "allocate",  # addresses; dependences are on bytes, so they need them
     "synchronise",  # semaphores for every dependence between queues
     "lower",  # physical operands in per-engine queues

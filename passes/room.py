@@ -1,0 +1,111 @@
+"""Room: whether a tensor may live earlier than in program order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..ir.graph import Core, Instruction, declared_tensors
+from ..ir.machine import Space, Target
+from .liveness import LiveRange, live_ranges, touched
+
+__all__ = ["Lives", "Memories", "Room"]
+
+SBUF_ALIGN = 32
+
+
+class Memories:
+    """What is live on chip at each position of a core's program order, in bytes of a partition."""
+
+    def __init__(self, core: Core, target: Target) -> None:
+        self.ranges = live_ranges(core)
+        self.capacity = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
+        units = {Space.SBUF: SBUF_ALIGN, Space.PSUM: target.psum_bank_bytes, Space.REGISTER: 4}
+        self.tensors: dict[str, tuple[Space, int]] = {}  # those that the author did not place: space, size
+        end = max((span.end for span in self.ranges.values()), default=0)
+        self.live = {space: np.zeros(end + 2, np.int64) for space in self.capacity}
+        for tensor in declared_tensors(core):
+            if tensor.space in units and tensor.name in self.ranges:
+                unit, span = units[tensor.space], self.ranges[tensor.name]
+                size = -(-tensor.row_bytes // unit) * unit
+                self.live[tensor.space][span.start : span.end + 1] += size
+                if tensor.address is None:
+                    self.tensors[tensor.name] = tensor.space, size
+
+
+class Lives:
+    """The tensors that come to life in a block: which an instruction touches, and their live ranges, counted from its first.
+
+    first: position of the block's first instruction in the program order of the core.
+    """
+
+    def __init__(self, memories: Memories, block: Sequence[Instruction], first: int) -> None:
+        self.memories, self.first, self.end = memories, first, first + len(block)
+        self.touched: list[list[str]] = []
+        self.spans: dict[str, LiveRange] = {}
+        self.sizes: dict[str, tuple[Space, int]] = {}
+        for instr in block:
+            names = []
+            for name in sorted(touched(instr)):
+                if name in memories.tensors and (span := memories.ranges[name]).start >= first:
+                    names.append(name)
+                    self.spans[name] = LiveRange(span.start - first, span.end - first)
+                    self.sizes[name] = memories.tensors[name]
+            self.touched.append(names)
+
+
+class Room:
+    """The memories of a core while the instructions of a block start in another order.
+
+    What is started stays within `share` of each memory, and so does the rest if it went on in program order from here:
+    so the next instruction of program order always has room. Where program order itself takes more, nothing runs ahead.
+    """
+
+    def __init__(self, lives: Lives, share: float) -> None:
+        memories = lives.memories
+        self.lives = lives
+        self.limits = {space: int(share * capacity) for space, capacity in memories.capacity.items()}
+        self.live = {space: live[lives.first : lives.end].copy() for space, live in memories.live.items()}
+        self.next = 0  # the first instruction of program order that has not started
+        self.started = bytearray(len(lives.touched))
+        self.unopened = set(lives.spans)
+        self.left = Counter(name for names in lives.touched for name in names)
+
+    def start(self, node: int) -> bool | None:
+        """Start an instruction. None: it has no room yet, and nothing changed. True: there is more room than before."""
+        taken: list[tuple[np.ndarray, int]] = []
+        opened = [name for name in self.lives.touched[node] if name in self.unopened]
+        for name in opened:
+            if (start := self.lives.spans[name].start) > self.next:
+                space, size = self.lives.sizes[name]
+                ahead = self.live[space][self.next : start]
+                if ahead.max() + size > self.limits[space]:
+                    for earlier, its in taken:
+                        earlier -= its
+                    return None
+                ahead += size
+                taken.append((ahead, size))
+        self.unopened.difference_update(opened)
+        self.started[node] = 1
+        is_next = node == self.next
+        if is_next:
+            self.next = self._next()
+        return self._close(node) or is_next
+
+    def _next(self) -> int:
+        found = self.started.find(0, self.next)
+        return len(self.started) if found < 0 else found
+
+    def _close(self, node: int) -> bool:
+        """End the lives of tensors that nothing will touch any more. Did one end before its time in program order?"""
+        is_early = False
+        for name in self.lives.touched[node]:
+            self.left[name] -= 1
+            end = self.lives.spans[name].end
+            if not self.left[name] and self.next <= end < len(self.started):
+                space, size = self.lives.sizes[name]
+                self.live[space][self.next : end + 1] -= size
+                is_early = True
+        return is_early
