@@ -181,13 +181,15 @@ def _compiled(expression: str) -> Any:
 def _evaluate(expression: str, names: dict[str, Any], loc: Loc) -> Any:
     try:
         return eval(_compiled(expression), {**names, "__builtins__": {}})
-    except KernelError:
-        raise
     except Exception as error:  # the expression is the author's: any fault of it is reported as such
+        reason = error.message if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+        values = ", ".join(f"{name}={value!r}" for name, value in _values(expression, names))
         raise KernelError(
             "E402",
-            f"gate expression {expression!r}: {type(error).__name__}: {error}",
+            f"gate expression {expression!r}: {reason}",
             loc=loc,
+            limit="arguments that it can be evaluated for",
+            actual=values or None,
             hint="check the argument that it reads, or guard it with `when`",
         ) from error
 

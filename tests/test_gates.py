@@ -93,6 +93,21 @@ def test_an_expression_that_cannot_be_evaluated(condition, when, let, text):
     assert error.value.code == "E402" and text in error.value.message and error.value.loc.file == __file__
 
 
+@pytest.mark.parametrize("x, actual", [(None, "x=None"), (3, "x=3"), ([1, 2], "x=(1, 2)")])
+def test_an_argument_that_a_gate_cannot_read_is_shown(x, actual):
+    kernel = nki.jit(gates(Gate("H % 2 == 0"), let={"H": "x.shape[-1]"})(lambda x: x))
+    with pytest.raises(KernelError) as error:
+        kernel(x)
+    assert error.value.code == "E402" and error.value.actual == actual and error.value.limit and error.value.hint
+
+
+def test_an_expression_that_computes_with_a_tensor_points_at_its_gate():
+    with pytest.raises(KernelError) as error:
+        nki.jit(gates(Gate("x + 1 > 0"))(lambda x: x))(X)
+    assert error.value.code == "E402" and "Python arithmetic on a tensor" in error.value.message
+    assert error.value.loc.file == __file__ and "x=" in error.value.actual
+
+
 def test_a_failing_gate_explains_an_expression_that_cannot_be_evaluated():
     def kernel(x):
         return x

@@ -10,7 +10,7 @@ from ... import language as nl
 from .combine import add_up, in_all_partitions
 from .dense import Task, h_share, load_hidden, max_columns, store_hidden
 from .down_projection import down_projection
-from .experts import Experts
+from .experts import DENSE_WEIGHTS, Experts
 from .gate_up_projection import gate_up_projection
 from .tokens import PARTITIONS, tiles
 
@@ -18,15 +18,14 @@ __all__ = ["all_expert"]
 
 
 @gates(
-    Gate("not experts.is_mx", hint="MX weights go through all_expert_mx"),
+    *DENSE_WEIGHTS,
+    Gate("hidden.dtype in ('float32', 'bfloat16', 'float16')", hint="hidden states are float32, bfloat16 or float16"),
     Gate("H % (128 * cores) == 0", hint="each core's part of H fills 128 partitions: pad H with zeros"),
     Gate("tuple(hidden.shape) == ((T, H) if nl.is_hbm(hidden.buffer) else (128, T, H // cores // 128))",
          hint="[T, H] in HBM, or this core's part of it in SBUF, [128, T, H / cores / 128]"),
     Gate("tuple(output.shape) in ((T, H), (128, T, H // cores // 128))", hint="[T, H], or a tile like that of hidden states"),
     Gate("tuple(affinities.shape) == ((T, E) if T <= 128 else (128, -(-T // 128), E))", when="scaled",
          hint="a row of affinities to the local experts for each token; beyond 128 tokens [128, ceil(T / 128), E]"),
-    Gate("tuple(experts.down.shape) == (E, I, H)", hint="down weights are [E, I, H]"),
-    Gate("(experts.gate_up_scale is None) == (experts.down_scale is None)", hint="pass row scales of both or of neither"),
     let={"T": "hidden.shape[-2]", "H": "experts.gate_up.shape[1]", "E": "experts.count", "I": "experts.intermediate"},
 )
 def all_expert(hidden, experts: Experts, affinities, output, *, scaled: bool):

@@ -10,7 +10,7 @@ from ... import isa as nisa
 from ... import language as nl
 from ..staging import in_sbuf
 from .expert_mlp_mx import complete, expert_mlp, load_expert, mx_share, total_tiles
-from .experts import as_words
+from .experts import MX_WEIGHTS, as_words
 from .mx_tiles import quantize_hidden
 from .tokens import PARTITIONS, tiles
 
@@ -26,8 +26,7 @@ __all__ = ["all_expert_mx"]
          hint="pass the words and uint8 scales that quantize_hidden or rmsnorm_mx_quantize_tkg makes"),
     Gate("hidden.shape == hidden_scale.shape == (128, H // 512, T)", when="hidden_scale is not None",
          hint="words and scales are [128, H / 512, T]"),
-    Gate("experts.gate_up_scale is not None and experts.down_scale is not None", hint="MX words need their scales"),
-    Gate("H % 512 == 0", hint="pad H to a multiple of 512 with zeros"),
+    *MX_WEIGHTS,
     Gate("I % 4 == 0", hint="a word has four lanes: pad I to a multiple of 4 with zeros"),
     Gate("T % 32 == 0", when="hidden_scale is None", hint="32 tokens at a time are transposed: pad the tokens"),
     Gate("T % 4 == 0", when="hidden_scale is not None", hint="pad the tokens to a multiple of 4"),

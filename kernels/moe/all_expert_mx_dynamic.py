@@ -10,6 +10,7 @@ from ... import isa as nisa
 from ... import language as nl
 from ..routed_tokens import block_decisions, find_routed_tokens
 from .expert_mlp_mx import columns_share, complete, exchange, expert_mlp, load_expert, mx_share, total_tiles
+from .experts import MX_WEIGHTS
 from .mx_tiles import I_TILE, LANES, TOKEN_TILE, quantize_lanes, transpose_quarters
 from .tokens import PARTITIONS, tiles
 
@@ -23,14 +24,14 @@ __all__ = ["all_expert_mx_dynamic"]
     Gate("experts.count == 1", hint="the dynamic path is for one local expert; the static path takes any number"),
     Gate("nl.is_hbm(affinities.buffer) and affinities.shape == (T, 1)",
          hint="pass the affinities to the expert, [T, 1] in HBM, where tokens and blocks are found from"),
-    Gate("experts.gate_up_scale is not None and experts.down_scale is not None", hint="MX words need their scales"),
-    Gate("H % 512 == 0", hint="pad H to a multiple of 512 with zeros"),
+    *MX_WEIGHTS,
     Gate("I % 4 == 0", hint="a word has four lanes: pad I to a multiple of 4 with zeros"),
     Gate("block_size > 0 and T % block_size == 0", hint="choose a block_size that divides T"),
     Gate("2 * block_size <= T", hint="block 0 always runs; choose a block_size of at most T / 2, so that there are others"),
     Gate("block_size % (8 if block_size < 32 else 32 if block_size < 128 else 128) == 0",
          hint="a multiple of 8 below 32, of 32 below 128, else of 128"),
-    let={"T": "hidden.shape[0]", "H": "experts.down.shape[-1]", "I": "experts.intermediate"},
+    let={"T": "hidden.shape[0]", "H": "experts.down.shape[-1]", "I": "experts.intermediate",
+         "E": "experts.count"},
 )
 def all_expert_mx_dynamic(hidden, experts, affinities, output, *, block_size):
     """output[t] = affinities[t] * mlp(hidden[t]) where the affinity is not 0, else 0: a token's row is always written.

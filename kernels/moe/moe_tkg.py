@@ -33,6 +33,15 @@ PARAMETERS = {
     "down_scale": "expert_down_weights_scale", "gate_up_bias": "expert_gate_up_bias", "down_bias": "expert_down_bias",
 }
 
+_BOUNDS = (
+    *(Gate(f"abs({bound}) < 3.4e38", when=f"{bound} is not None", hint="a bound is a finite float32; None is no bound")
+      for bound in ("gate_clamp_lower_limit", "gate_clamp_upper_limit", "up_clamp_lower_limit", "up_clamp_upper_limit")),
+    *(Gate(f"{which}_clamp_lower_limit <= {which}_clamp_upper_limit",
+           when=f"{which}_clamp_lower_limit is not None and {which}_clamp_upper_limit is not None",
+           hint="nothing lies between these bounds: are they swapped?")
+      for which in ("gate", "up")),
+)
+
 
 @jit
 @gates(
@@ -47,7 +56,11 @@ PARAMETERS = {
          hint="only MX all-expert takes quantised hidden states; pass them as bfloat16 or float16"),
     Gate("output_dtype is not None", when="hidden_input_scale is not None",
          hint="quantised hidden states do not say what the output should be: pass output_dtype"),
+    Gate("expert_gate_up_weights.shape[0] == expert_down_weights.shape[0]", hint="both weights have the local experts first"),
     Gate("T <= 128", when="not is_all_expert", hint="at most 128 tokens select experts; is_all_expert=True takes more"),
+    Gate("isinstance(expert_affinities_scaling_mode, ExpertAffinityScaleMode)", hint="pass an ExpertAffinityScaleMode"),
+    Gate("isinstance(activation_fn, ActFnType)", hint="pass an ActFnType"),
+    *_BOUNDS,
     Gate("expert_affinities_scaling_mode.name != 'PRE_SCALE_DELAYED'",
          hint="PRE_SCALE_DELAYED is for context encoding only; use POST_SCALE"),
     Gate("expert_affinities_scaling_mode.name != 'PRE_SCALE'", hint="PRE_SCALE is not supported; use POST_SCALE"),
@@ -113,9 +126,10 @@ def moe_tkg(
         return selective(hidden_input, experts, expert_affinities, expert_index, output, scaled=is_scaled)
     affinities = None  # every local expert counts once
     if is_scaled:
+        K = None if expert_index is None else expert_index.shape[-1]
         affinities = mask_expert_affinities(
-            expert_affinities, expert_index, rank_id, experts.count, T, expert_index.shape[-1], nl.float32,
-            mask_unselected_experts, not is_all_expert_dynamic,
+            expert_affinities, expert_index, rank_id, experts.count, T, K, nl.float32, mask_unselected_experts,
+            not is_all_expert_dynamic,
         )
     if is_all_expert_dynamic:
         return all_expert_mx_dynamic(hidden_input, experts, affinities, output, block_size=block_size)
@@ -128,18 +142,18 @@ def moe_tkg(
 def golden(given: Any) -> np.ndarray:
     """What moe_tkg returns."""
     E_L = len(given.expert_gate_up_weights)
-    chosen = np.zeros(given.expert_affinities.shape, bool)
-    np.put_along_axis(chosen, given.expert_index.astype(np.int64), True, axis=1)
-    affinities = given.expert_affinities.astype(np.float32)
+    T, affinities = len(given.expert_affinities), given.expert_affinities.astype(np.float32)
+    times = np.zeros(affinities.shape, np.float32)  # that an expert is among the chosen ones
+    np.add.at(times, (np.arange(T)[:, None], given.expert_index.astype(np.int64)), 1)
     if given.is_all_expert:
         first = 0 if given.rank_id is None else int(given.rank_id[0, 0]) * E_L
         local = slice(first, first + E_L)
-        affinities = (affinities * chosen if given.mask_unselected_experts else affinities)[:, local]
-        chosen = np.ones(affinities.shape, bool)
+        affinities = (affinities * (times > 0) if given.mask_unselected_experts else affinities)[:, local]
+        times = np.ones(affinities.shape, np.float32)
     if given.expert_affinities_scaling_mode is ExpertAffinityScaleMode.NO_SCALE:
-        affinities = np.ones(chosen.shape, np.float32)
+        affinities = np.ones(times.shape, np.float32)
     out = moe(
-        given.hidden_input, affinities, chosen & (affinities != 0), activation_fn=given.activation_fn,
+        given.hidden_input, affinities * times, (times > 0) & (affinities != 0), activation_fn=given.activation_fn,
         gate_clamp=Clamp(given.gate_clamp_lower_limit, given.gate_clamp_upper_limit),
         up_clamp=Clamp(given.up_clamp_lower_limit, given.up_clamp_upper_limit),
         **{field: getattr(given, parameter) for field, parameter in PARAMETERS.items()},

@@ -41,6 +41,7 @@ BANK_BYTES = 2048
     Gate("nl.is_hbm(output.buffer) or nl.is_sbuf(output.buffer)", hint="a tile in SBUF, or a tensor in HBM"),
     Gate("output.buffer != nl.private_hbm", when="cores == 2", hint="shared HBM: each core stores a part, or one all of it"),
     Gate("input.dtype in FLOATS and gamma.dtype in FLOATS and output.dtype in FLOATS", hint="float32, bfloat16 or float16"),
+    Gate("eps >= 0", hint="a number that keeps the root of a zero row from 0, like 1e-6"),
     Gate("0 < hidden_actual <= H", when="hidden_actual is not None", hint="the number of columns that are no padding"),
     let={
         "FLOATS": "('float32', 'bfloat16', 'float16')",

@@ -11,7 +11,7 @@ from ..staging import in_sbuf
 from .combine import add_up, in_all_partitions
 from .dense import Task, h_share, load_hidden, max_columns, store_hidden
 from .down_projection import down_projection
-from .experts import Experts
+from .experts import DENSE_WEIGHTS, Experts
 from .gate_up_projection import gate_up_projection
 from .gather_affinities import gather_affinities
 from .tokens import PARTITIONS, Tile, tiles, token_share
@@ -31,7 +31,8 @@ def shards_tokens(T: int, H: int, I: int) -> bool:
 
 
 @gates(
-    Gate("not experts.is_mx", hint="MX weights go through selective_mx"),
+    *DENSE_WEIGHTS,
+    Gate("hidden.dtype in ('float32', 'bfloat16', 'float16')", hint="hidden states are float32, bfloat16 or float16"),
     Gate("T <= 128", hint="at most 128 tokens select experts; all_expert takes more"),
     Gate("1 <= K <= 16", hint="a token selects at most 16 experts"),
     Gate("tuple(index.shape) == (T, K)", hint="a row of K experts for each token"),
@@ -42,8 +43,6 @@ def shards_tokens(T: int, H: int, I: int) -> bool:
          hint="[T, H] in HBM; in SBUF [128, T, H / 128], or this core's half where the cores share H"),
     Gate("tuple(output.shape) in ((T, H), (128, T, H // halves // 128))", hint="[T, H], or a tile like that of hidden states"),
     Gate("tuple(affinities.shape) == (T, E)", when="scaled", hint="a row of affinities for each token"),
-    Gate("tuple(experts.down.shape) == (E, I, H)", hint="down weights are [E, I, H]"),
-    Gate("(experts.gate_up_scale is None) == (experts.down_scale is None)", hint="pass row scales of both or of neither"),
     let={
         "T": "hidden.shape[-2]", "K": "index.shape[-1]", "H": "experts.gate_up.shape[1]", "E": "experts.count",
         "I": "experts.intermediate", "halves": "1 if cores == 1 or shards_tokens(T, H, I) else 2",

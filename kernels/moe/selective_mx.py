@@ -12,6 +12,7 @@ from ... import language as nl
 from ..staging import in_sbuf
 from ..stream_shuffle_broadcast import stream_shuffle_broadcast
 from .down_projection_mx_transposed import down_projection_mx_transposed
+from .experts import MX_WEIGHTS
 from .gate_up_projection_mx import gate_up_projection_mx
 from .gather_affinities import gather_affinities
 from .mx_tiles import load_down, load_gate_up, quantize_hidden
@@ -24,10 +25,8 @@ BANK = 512  # float32 elements of a PSUM bank
 
 
 @gates(
-    Gate("experts.is_mx", hint="weights of this leaf are MX words; selective takes the others"),
-    Gate("experts.gate_up_scale is not None and experts.down_scale is not None", hint="MX words have scales: pass both"),
+    *MX_WEIGHTS,
     Gate("hidden.dtype in ('bfloat16', 'float16')", hint="quantize_mx takes bfloat16 and float16: cast the hidden states"),
-    Gate("H % 512 == 0", hint="a word holds one value of each quarter of H, and a quarter fills partitions: pad H with zeros"),
     Gate("I % 32 == 0", hint="four lanes of whole groups of 8 rows: pad the intermediate dimension with zeros"),
     Gate("T <= 128", hint="at most 128 tokens select experts; all_expert_mx takes more"),
     Gate("nl.is_hbm(output.buffer)", hint="this leaf stores rows in HBM: pass an HBM tensor [T, H]"),

@@ -172,10 +172,10 @@ def without_columns(arguments, H, I):
     (1, layer(32) | {"shape": (32, 1024)}, "output.shape == (T, H)", "[T, H]"),
     (1, quantised(layer(8)) | {"hidden_scale": np.zeros((128, 1, 4), np.uint8)}, "hidden.shape == hidden_scale.shape", "words"),
     (1, quantised(layer(8)) | {"hidden_scale": np.zeros((128, 1, 8), F32)}, "hidden.dtype in ('float8_e4m3fn_x4'", "uint8"),
-    (1, without(layer(), "gate_up_scale"), "experts.gate_up_scale is not None", "need their scales"),
-    (1, without(layer(), "down_scale"), "experts.gate_up_scale is not None", "need their scales"),
+    (1, without(layer(), "gate_up_scale"), "experts.gate_up_scale is not None", "pass both"),
+    (1, without(layer(), "down_scale"), "experts.gate_up_scale is not None", "pass both"),
     (1, without_columns(layer(), 512, 94), "I % 4 == 0", "pad I"),
-    (1, without_columns(layer(), 384, 96), "H % 512 == 0", "pad H"),
+    (1, without_columns(layer(), 384, 96), "H % 512 == 0", "pad H with zeros"),
 ])  # fmt: skip
 def test_gates(cores, arguments, limit, hint):
     error = refused(cores, arguments)

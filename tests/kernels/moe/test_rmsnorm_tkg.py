@@ -295,6 +295,8 @@ def changed(arguments, **changes):
     (1, call(2), changed(call(2), input=np.zeros((1, 2, 512), np.int32)), "input.dtype in FLOATS", "bfloat16"),
     (1, call(2, hidden_actual=512), call(2, hidden_actual=513), "0 < hidden_actual <= H", "padding"),
     (1, call(2, hidden_actual=1), call(2, hidden_actual=0), "0 < hidden_actual <= H", "padding"),
+    (1, call(2, eps=0.0), call(2, eps=-1e-6), "eps >= 0", "1e-6"),
+    (1, call(2), call(2, eps=float("nan")), "eps >= 0", "1e-6"),
 ])
 def test_gates(refused, cores, inside, outside, limit, hint):
     rmsnorm_tkg[cores](**inside)

@@ -384,7 +384,7 @@ REFUSED = [
     (1, example(k=2) | {"k": 0}, "1 <= k <= 8", "k=0", "1 to 8"),
     (1, example(w_bias=np.zeros((2, 8), np.float32)), "w_bias.shape in", "float32[2,8]", "[E]"),
     (1, example(shard_on_tokens=True), "cores == 2", "cores=1", "router_topk[2]"),
-    (1, example(act_fn=ActFnType.SiLU), "act_fn.name in", "act_fn=SiLU", "RouterActFnType"),
+    (1, example(act_fn=ActFnType.SiLU), "isinstance(act_fn", "act_fn=SiLU", "RouterActFnType"),
     (1, example(act_fn=SIGMOID, router_pre_norm=False), "router_pre_norm or use_indirect", "norm=false", "use_indirect"),
     (1, example(T=129, use_indirect_dma_scatter=True), "all(n <= 128", "shares=[129]", "pad T"),
     (2, example(T=258, use_indirect_dma_scatter=True, shard_on_tokens=True), "all(n <= 128", "shares=[129, 129]", "pad T"),
@@ -393,6 +393,8 @@ REFUSED = [
     (1, example(expert_affinities=np.zeros((5, 8), np.float32)), "expert_affinities.shape", "float32[5,8]", "[T, E]"),
     (1, example(expert_index=np.zeros((4, 3), np.uint32)), "expert_index.shape", "uint32[4,3]", "[T, k]"),
     (1, example(expert_index=np.zeros((4, 2), np.int32)), "expert_index.dtype == 'uint32'", "int32", "uint32"),
+    (1, example(router_logits=np.zeros((4, 8), np.int32)), "all(out.dtype in", "int32[4,8]", "no integers"),
+    (1, example(expert_affinities=np.zeros((4, 8), np.int32)), "all(out.dtype in", "int32[4,8]", "no integers"),
 ]
 
 

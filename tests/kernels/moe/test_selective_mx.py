@@ -220,7 +220,7 @@ def wide(H):
 
 
 @pytest.mark.parametrize("arguments, limit, actual, hint", [
-    (operands(**dense()), "experts.is_mx", "experts.is_mx=false", "selective takes the others"),
+    (operands(**dense()), "experts.is_mx", "experts.is_mx=false", "MX words"),
     (operands(gate_up_scale=None), "experts.gate_up_scale is not None", "experts.gate_up_scale=none", "pass both"),
     (operands(down_scale=None), "experts.gate_up_scale is not None", "experts.down_scale=none", "pass both"),
     (operands(dtype=F32), "hidden.dtype in ('bfloat16', 'float16')", "float32", "cast the hidden states"),
