@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import islice
 
 from ..ir.errors import KernelError, Loc
-from ..ir.graph import Core, Instruction, Tensor
+from ..ir.graph import Core, Instruction, Statement, Tensor
 from ..ir.machine import Space, start_partitions
 from .demand import Demand
 from .liveness import LiveRange, statements_by_position, touched
-from .packing import Block, live_bytes, most_live
+from .packing import Block, Step, live_bytes, most_live, round_up
 
 __all__ = ["Alike", "alike", "overflow", "overlap", "past_the_end"]
 
@@ -70,8 +70,7 @@ class _Overflow:
         demand, amount = self.demand, self.demand.amount
         there = f"there are {demand.capacity if demand.space is Space.SBUF else amount(demand.capacity).split()[0]}"
         memory = "the register file" if demand.space is Space.REGISTER else demand.space
-        peak = most_live(self.steps)
-        notes = []
+        peak, notes = self.peak, []
         if peak.nbytes > demand.capacity:
             at = peak.position
             message = f"{memory} is too small: {amount(peak.nbytes)} are live at once, {there}"
@@ -103,8 +102,12 @@ class _Overflow:
         )
 
     @cached_property
-    def steps(self) -> list:
+    def steps(self) -> list[Step]:
         return live_bytes(self.demand.blocks, self.demand.unit)
+
+    @cached_property
+    def peak(self) -> Step:
+        return most_live(self.steps)
 
     @property
     def pairs(self) -> Iterable[tuple[Tensor, Block]]:
@@ -123,7 +126,7 @@ class _Overflow:
     # --- lines ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def program(self) -> list:
+    def program(self) -> list[Statement | None]:
         return statements_by_position(self.core)
 
     def line(self, position: int) -> Loc | None:
@@ -165,8 +168,20 @@ class _Overflow:
 
     def changed(self, changes: dict[int, list[Block]]) -> bool:
         """Does it fit with these blocks in the places of those numbers?"""
+        if self.peak.nbytes - self.freed(changes) > round_up(self.demand.capacity, self.demand.unit):
+            return False  # not even at the peak
         blocks = [new for number, block in enumerate(self.demand.blocks) for new in changes.get(number, [block])]
         return self.demand.can_hold(blocks)
+
+    def freed(self, changes: dict[int, list[Block]]) -> int:
+        """Bytes that the peak has less of with these changes, at most."""
+        at, unit, nbytes = self.peak.position, self.demand.unit, 0
+        for number, blocks in changes.items():
+            old = self.demand.blocks[number]
+            if old.live.start <= at <= old.live.end:
+                stay = (block for block in blocks if block.rows == old.rows and block.live.start <= at <= block.live.end)
+                nbytes += round_up(old.size, unit) - sum(round_up(block.size, unit) for block in stay)
+        return nbytes
 
     def without_address(self, group: Alike) -> str | None:
         pinned = {n: [self.demand.blocks[n]._replace(at=None)] for n in group.numbers if self.demand.blocks[n].at is not None}
