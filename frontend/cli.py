@@ -203,7 +203,7 @@ def check(
     subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
     unknown = sorted(needs_runtime_check(compiled.flat))
-    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules) | {"compile_seconds": seconds}
+    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules, compiled.flat) | {"compile_seconds": seconds}
     facts["known_when_it_runs"] = unknown
     if json:
         print(as_json(facts))

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..ir.dtypes import as_dtype
-from ..ir.graph import Gate, Module, Queue, Stage, instructions, statements
-from ..passes.allocate import memory_use
+from ..ir.graph import Core, Gate, Module, Queue, Stage, declared_tensors, instructions, statements
+from ..ir.machine import Space, Target
+from ..passes.demand import demands
 from .arguments import as_array
 
 __all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "summary"]
@@ -32,24 +33,29 @@ def message(text: object) -> None:
 # --- facts -------------------------------------------------------------------------------------------------------
 
 
-def facts_of(modules: Mapping[Stage, Module]) -> dict[str, Any]:
+def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
     """Gates, instruction counts and memory peaks of a compiled kernel. At stage penguin those of the text count, whose loops
-    are rolled."""
+    are rolled. flat: the module of stage penguin without static loops; peaks are the most that is live in its order."""
     trace, bir = modules[Stage.TRACE], modules[Stage.BIR]
     hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
-    memory = [memory_use(core) for core in bir.cores]
+    memory = [_memory(core, bir.target) for core in flat.cores]
     return {
         "gates": [_gate(gate, trace.name) for gate in trace.gates],
         "instructions": {
             str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
         },
         "queues": [_queue_counts(core.body) for core in bir.cores],
-        "memory": [
-            {"sbuf_bytes": use.sbuf, "sbuf_limit": bir.target.sbuf_bytes, "psum_bytes": use.psum,
-             "psum_limit": bir.target.psum_bytes, "private_hbm_bytes": use.private_hbm}
-            for use in memory
-        ],
-        "hbm_bytes": hbm + sum(use.private_hbm for use in memory),
+        "memory": memory,
+        "hbm_bytes": hbm + sum(use["private_hbm_bytes"] for use in memory),
+    }
+
+
+def _memory(core: Core, target: Target) -> dict[str, int]:
+    most = {demand.space: demand.most_live for demand in demands(core, target)}
+    return {
+        "sbuf_bytes": most[Space.SBUF], "sbuf_limit": target.sbuf_bytes,
+        "psum_bytes": most[Space.PSUM], "psum_limit": target.psum_bytes,
+        "private_hbm_bytes": sum(tensor.row_bytes for tensor in declared_tensors(core) if tensor.space is Space.HBM),
     }
 
 
@@ -146,7 +152,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     ))
     names = list(dict.fromkeys(name for queues in facts["queues"] for name in queues))
     print_table("queues", ("queue", *cores), ((name, *(queues.get(name, 0) for queues in facts["queues"])) for name in names))
-    print_table("memory", ("memory", *cores, "limit"), [
+    print_table("memory, the most that is live at once", ("memory", *cores, "limit"), [
         ("sbuf, bytes a partition", *(use["sbuf_bytes"] for use in facts["memory"]), facts["memory"][0]["sbuf_limit"]),
         ("psum, bytes a partition", *(use["psum_bytes"] for use in facts["memory"]), facts["memory"][0]["psum_limit"]),
         ("private hbm, bytes", *(use["private_hbm_bytes"] for use in facts["memory"]), ""),

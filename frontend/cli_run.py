@@ -125,7 +125,7 @@ def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None) -> 
     if subject.golden is not None:
         golden = golden_results(subject.golden, for_golden, kernel.cores)
         comparisons = _compare_all(results, golden, subject.rtol if rtol is None else rtol)
-    return Outcome(kernel, facts_of(compiled.modules), results, compile_seconds, run_seconds, comparisons)
+    return Outcome(kernel, facts_of(compiled.modules, compiled.flat), results, compile_seconds, run_seconds, comparisons)
 
 
 def _named_results(compiled: Compiled, returned: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, declared_tensors
 from ..ir.machine import Space, Target
@@ -12,7 +12,7 @@ from .packing import clash
 from .pipeline import register_pass
 from .rewrite import map_statements
 
-__all__ = ["MemoryUse", "allocate", "allocate_apart", "memory_use"]
+__all__ = ["allocate", "allocate_apart"]
 
 HBM_ALIGN = 64
 
@@ -119,23 +119,3 @@ def _with_addresses(core: Core, placed: dict[str, Tensor]) -> Core:
         )
 
     return replace(core, tensors=tuple(placed[t.name] for t in core.tensors), body=map_statements(core.body, change))
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Highest byte of a partition that a core uses, by memory; registers in bytes."""
-
-    sbuf: int
-    psum: int
-    private_hbm: int
-
-
-def memory_use(core: Core) -> MemoryUse:
-    """The memory peaks of an allocated core."""
-    ends = {space: 0 for space in Space}
-    for tensor in declared_tensors(core):
-        if tensor.address is not None:
-            ends[tensor.space] = max(ends[tensor.space], tensor.address.byte + tensor.row_bytes)
-    return MemoryUse(
-        ends[Space.SBUF], ends[Space.PSUM], sum(t.row_bytes for t in declared_tensors(core) if t.space is Space.HBM)
-    )

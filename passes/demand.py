@@ -38,9 +38,14 @@ class Demand:
         return end_of(self.blocks, starts) <= self.capacity
 
     @property
+    def most_live(self) -> int:
+        """The most bytes that are live at one time, in whole units."""
+        return most_live(live_bytes(self.blocks, self.unit)).nbytes
+
+    @property
     def is_hopeless(self) -> bool:
         """More is live at one time than the memory has, wherever it lies."""
-        return most_live(live_bytes(self.blocks, self.unit)).nbytes > round_up(self.capacity, self.unit)
+        return self.most_live > round_up(self.capacity, self.unit)
 
     def can_hold(self, blocks: Sequence[Block]) -> bool:
         """Would these fit in the place of the demand's own?"""
