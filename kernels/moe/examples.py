@@ -9,8 +9,12 @@ import numpy as np
 
 from .mx import GROUP_ROWS, LANES, intermediate_index, mx_gate_up_bias, pack
 
-__all__ = ["dense_experts", "mx_experts", "normal"]
+__all__ = ["LEAVES", "dense_experts", "mx_experts", "normal"]
 
+# Leaves by name: do all local experts compute, and are the weights MX?
+LEAVES = {
+    "all_expert": (True, False), "selective": (False, False), "all_expert_mx": (True, True), "selective_mx": (False, True),
+}
 _POOL = 1_000_003  # a prime: no row repeats another
 
 

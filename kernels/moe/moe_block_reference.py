@@ -8,7 +8,7 @@ import numpy as np
 
 from ..library import Layer, LibraryKernel, arguments_of, golden_of
 from .enums import ActFnType, ExpertAffinityScaleMode, RouterActFnType
-from .examples import dense_experts, mx_experts, normal
+from .examples import LEAVES, dense_experts, mx_experts, normal
 from .experts import Clamp
 from .moe_block_tkg import moe_block_tkg
 from .moe_tkg import PARAMETERS, is_mx_example
@@ -92,15 +92,18 @@ def example(
 ) -> dict[str, Any]:
     """One rank's part of a layer.
 
-    leaf: all_expert or selective, with _mx behind it for MX weights. all_expert spreads the E experts over the ranks,
-    selective the I columns of each. weights: their dtype; by default bfloat16, with MX float4_e2m1fn_x4.
-    router: a name of ROUTERS. clamp: bound of the gate (above) and of the up projection (both sides).
+    leaf: a name of LEAVES. all_expert spreads the E experts over the ranks, selective the I columns of each. weights: their
+    dtype; by default bfloat16, with MX float4_e2m1fn_x4. router: a name of ROUTERS. clamp: bound of the gate (above) and of
+    the up projection (both sides). ValueError and KeyError where there is no such layer.
     """
     random = np.random.default_rng(seed)  # what all ranks share
     inp = normal(random, (1, T, H), 1.0, dtype)
     inp[..., hidden_actual or H :] = 0
     act_fn, pre_norm, norm_topk = ROUTERS[router]
-    is_all_expert, mx = leaf.startswith("all_expert"), leaf.endswith("_mx")
+    is_all_expert, mx = LEAVES[leaf]
+    shared_out = E if is_all_expert else I
+    if shared_out % ranks or not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks} that share {shared_out} {'experts' if is_all_expert else 'columns'} evenly")
     found = {
         "inp": inp, "gamma": random.uniform(0.5, 1.5, (1, H)).astype(dtype),
         "router_weights": normal(random, (H, E), 2 * H**-0.5, dtype), "router_mm_dtype": dtype,

@@ -61,6 +61,7 @@ def choose_path(is_mx: bool, is_all_expert: bool, T: int, H: int, intermediate: 
     Gate("H % 256 == 0", hint="each core takes half of H: pad H to a multiple of 256 and pass hidden_actual"),
     Gate("T % 4 == 0", when="mx and is_all_expert", hint="MX all-expert works on groups of 4 tokens: pad them"),
     Gate("T <= 128", when="not is_all_expert", hint="at most 128 tokens select experts; is_all_expert=True takes more"),
+    Gate("1 <= top_k <= 8", hint="the router finds eight experts of a token: choose top_k from 1 to 8"),
     *_NO_SHARED_EXPERT,
     Gate("rank_id is not None", when="is_all_expert", hint="pass rank_id, a (1, 1) tensor: which experts are local"),
     Gate("residual is None", when="not (mx and is_all_expert)",

@@ -18,7 +18,7 @@ from .all_expert import all_expert
 from .all_expert_mx import all_expert_mx
 from .all_expert_mx_dynamic import all_expert_mx_dynamic
 from .enums import ActFnType, ExpertAffinityScaleMode
-from .examples import dense_experts, mx_experts, normal
+from .examples import LEAVES, dense_experts, mx_experts, normal
 from .experts import Clamp, Experts, as_words, is_mx
 from .mask_expert_affinities import mask_expert_affinities
 from .reference import moe
@@ -57,6 +57,8 @@ _BOUNDS = (
     Gate("output_dtype is not None", when="hidden_input_scale is not None",
          hint="quantised hidden states do not say what the output should be: pass output_dtype"),
     Gate("expert_gate_up_weights.shape[0] == expert_down_weights.shape[0]", hint="both weights have the local experts first"),
+    Gate("tuple(expert_index.shape) in ((T, expert_index.shape[-1]), (128, -(-T // 128), expert_index.shape[-1]))",
+         when="expert_index is not None", hint="expert_index is [T, K]: a row of expert numbers for each token"),
     Gate("T <= 128", when="not is_all_expert", hint="at most 128 tokens select experts; is_all_expert=True takes more"),
     Gate("isinstance(expert_affinities_scaling_mode, ExpertAffinityScaleMode)", hint="pass an ExpertAffinityScaleMode"),
     Gate("isinstance(activation_fn, ActFnType)", hint="pass an ActFnType"),
@@ -166,9 +168,9 @@ def example(
     E_L: int | None = None, rank: int = 0, weights: str | None = None, dtype: str = "bfloat16", biases: bool = False,
     block_size: int | None = None,
 ) -> dict[str, Any]:
-    """leaf: all_expert (of E_L local experts) or selective, with _mx behind it for MX weights. block_size: the dynamic path."""
+    """leaf: a name of LEAVES; all_expert has E_L local experts. block_size: the dynamic path."""
     random = np.random.default_rng(seed)
-    is_all_expert, mx = leaf.startswith("all_expert"), leaf.endswith("_mx")
+    is_all_expert, mx = LEAVES[leaf]
     index = np.argsort(random.random((T, E)), axis=1)[:, :K].astype(np.uint32)
     affinities = np.zeros((T, E), np.float32)
     np.put_along_axis(affinities, index.astype(np.int64), random.uniform(0.1, 1, (T, K)).astype(np.float32), axis=1)
@@ -189,7 +191,7 @@ def example(
 
 
 def is_mx_example(sizes: Mapping[str, Any]) -> bool:
-    return sizes["leaf"].endswith("_mx")
+    return LEAVES.get(sizes["leaf"], (False, False))[1]
 
 
 MOE_TKG = LibraryKernel(

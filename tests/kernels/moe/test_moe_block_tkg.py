@@ -206,6 +206,20 @@ def test_at_most_128_tokens_select_and_any_number_meets_all_experts():
     allowed("all_expert_mx", T=256)
 
 
+@pytest.mark.parametrize("top_k", [0, 9, -1])
+def test_top_k(top_k):
+    assert "1 <= top_k <= 8" in refused(change={"top_k": top_k}, T=2)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"leaf": "selektive"}, {"leaf": "all_expert", "ranks": 3}, {"leaf": "all_expert", "ranks": 2, "rank": 2},
+    {"leaf": "selective", "ranks": 5}, {"router": "softmax"},
+])
+def test_an_example_of_no_such_layer_is_refused(wrong):
+    with pytest.raises((ValueError, KeyError)):
+        ENTRY.example(**{**SMALL, **wrong})
+
+
 def test_mx_all_expert_wants_groups_of_4_tokens():
     assert "T % 4 == 0" in refused("all_expert_mx", T=6)
     allowed("all_expert_mx", T=8)

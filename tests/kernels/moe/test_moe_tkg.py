@@ -82,6 +82,13 @@ def test_hidden_states_in_float8_are_refused(leaf):
     assert "hidden.dtype in" in refused(leaf, arguments).limit
 
 
+@pytest.mark.parametrize("leaf, T", [("selective", 2), ("all_expert", 2), ("all_expert_mx", 32)])
+@pytest.mark.parametrize("rows", [1, -1])
+def test_an_index_of_other_tokens(leaf, T, rows):
+    error = refused(leaf, {**arguments_of(leaf, I=96), "expert_index": np.zeros((T + rows, 2), np.uint32)})
+    assert error.limit.startswith("tuple(expert_index.shape) in") and "each token" in error.hint
+
+
 # --- bounds and options --------------------------------------------------------------------------------------------
 
 
