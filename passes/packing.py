@@ -13,6 +13,9 @@ from .liveness import LiveRange
 __all__ = ["Block", "Step", "clash", "end_of", "live_bytes", "most_live", "pack", "pack_tightly", "round_up"]
 
 
+_RESTS = (64, 16, 4, 1)  # positions of the program
+
+
 class Block(NamedTuple):
     """What needs bytes.
 
@@ -40,10 +43,20 @@ def round_up(size: int, unit: int) -> int:
 def pack(blocks: Sequence[Block], unit: int, capacity: int) -> list[int]:
     """The byte at which each block starts, a multiple of unit where it is not pinned.
 
-    Round the memory where that fits, else tightly. Where neither does, ends lie past the capacity.
+    Round the memory where that fits; else tightly, with bytes that rest after each life for as many positions as fit.
+    Where nothing fits, ends lie past the capacity.
     """
     starts = _round_the_memory(blocks, unit, capacity)
-    return pack_tightly(blocks, unit, capacity) if starts is None else starts
+    if starts is not None:
+        return starts
+    for rest in _RESTS:
+        longer = [block._replace(live=LiveRange(block.live.start, block.live.end + rest)) for block in blocks]
+        if most_live(live_bytes(longer, unit)).nbytes > capacity or clash(longer):
+            continue
+        starts = pack_tightly(longer, unit, capacity)
+        if end_of(blocks, starts) <= capacity:
+            return starts
+    return pack_tightly(blocks, unit, capacity)
 
 
 def pack_tightly(blocks: Sequence[Block], unit: int, capacity: int) -> list[int]:

@@ -1,6 +1,7 @@
 """allocate: addresses for every tensor, live ones apart, pinned ones kept."""
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -241,6 +242,16 @@ def test_blocks_that_live_together_share_no_byte_and_no_placement_beats_the_boun
 def test_the_largest_first_come_to_the_bound_where_program_order_wastes():
     large, small, late = (Block(size, LiveRange(*live), (0, 128)) for size, live in ((96, (0, 1)), (32, (0, 3)), (128, (2, 3))))
     assert end_of([large, small, late], pack([large, small, late], 32, 160)) == 160  # in program order %late has no gap
+
+
+def test_bytes_rest_as_long_as_fits_where_the_way_round_does_not():
+    """The large block is born where the small ones have cut the memory into pieces; between them is room to rest."""
+    small = [Block(32, LiveRange(4 * n, 4 * n + 1), (0, 128)) for n in range(5)]
+    large = Block(96, LiveRange(9, 30), (0, 128))  # two free pieces of 64 bytes
+    starts = pack([*small, large], 32, 160)
+    assert end_of([*small, large], starts) <= 160
+    assert starts[:5] != pack_tightly([*small, large], 32, 160)[:5]
+    assert all(one != other for one, other in pairwise(starts[:5]))  # neighbours in time do not share bytes
 
 
 def test_fifty_thousand_blocks_are_packed_at_the_bound():
