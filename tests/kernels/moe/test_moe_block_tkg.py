@@ -269,6 +269,28 @@ def test_router_dtype():
     assert "cast router_weights" in refused(change={"router_mm_dtype": nl.float32}, T=2)
 
 
+@pytest.mark.parametrize("change, limit, hint", [
+    ({"inp": np.zeros((2, 256), ml_dtypes.bfloat16)}, "len(inp.shape) == 3", "[B, S, H]"),
+    ({"gamma": np.ones((256,), ml_dtypes.bfloat16)}, "gamma.shape == (1, H)", "gamma is [1, H]"),
+    ({"gamma": np.ones((1, 255), ml_dtypes.bfloat16)}, "gamma.shape == (1, H)", "gamma is [1, H]"),
+    ({"router_weights": np.ones((8, 256), ml_dtypes.bfloat16)}, "router_weights.shape[0] == H", "[H, E]"),
+    ({"expert_down_weights": np.zeros((8, 32, 255), ml_dtypes.bfloat16)}, "expert_down_weights.shape[-1] == H", "ends in H"),
+    ({"expert_down_weights": np.zeros((7, 32, 256), ml_dtypes.bfloat16)}, "expert_gate_up_weights.shape[0] == expert_down",
+     "local experts first"),
+    ({"router_weights": np.ones((256, 9), ml_dtypes.bfloat16)}, "expert_gate_up_weights.shape[0] == router_weights.shape[1]",
+     "weights of all of them"),
+    ({"is_all_expert": True, "rank_id": np.zeros((1, 1), np.uint32), "router_weights": np.ones((256, 12), ml_dtypes.bfloat16)},
+     "router_weights.shape[1] % expert_gate_up_weights.shape[0] == 0", "shared out evenly"),
+    ({"is_all_expert": True, "rank_id": np.zeros((1, 2), np.uint32)}, "rank_id.shape == (1, 1)", "(1, 1) tensor"),
+    ({"router_bias": np.zeros((1, 9), np.float32)}, "w_bias.shape in", "[E] or [1, E]"),
+    ({"eps": -1.0}, "eps >= 0", "1e-6"),
+])
+def test_shapes_that_do_not_fit(change, limit, hint):
+    text = refused(change=change, **SMALLER, T=2)
+    assert limit in text and hint in text
+    allowed(**SMALLER, T=2)
+
+
 def test_residual_sizes():
     assert "T >= 256" in refused("all_expert_mx", T=128, H=1024, residual=True)
     assert "(H // 128) % 8 == 0" in refused("all_expert_mx", T=256, H=512, residual=True)

@@ -120,6 +120,49 @@ def test_an_option_of_another_kind(name, wrong, hint):
     assert error.code == "E401" and error.limit.startswith(f"isinstance({name}") and hint in error.hint
 
 
+MX, DYNAMIC = ("all_expert_mx", {"T": 32, "I": 32, "E": 4, "E_L": 1}), {"is_all_expert_dynamic": True, "block_size": 8}
+NO_SCALE, POST_SCALE, PRE_SCALE, PRE_SCALE_DELAYED = ExpertAffinityScaleMode
+DENSE = ("selective", {"T": 2, "I": 32})
+ALL = ("all_expert", {"T": 2, "I": 32})
+
+
+@pytest.mark.parametrize("case, inside, outside, limit, hint", [
+    (MX, {}, {"expert_down_weights_scale": None}, "expert_gate_up_weights_scale is not None", "need their scales"),
+    (MX, DYNAMIC, DYNAMIC | {"block_size": None}, "is_all_expert and block_size is not None", "block_size"),
+    (ALL, {}, DYNAMIC, "mx", "MX weights only"),
+    (MX, DYNAMIC, DYNAMIC | {"expert_affinities_scaling_mode": NO_SCALE}, "expert_affinities_scaling_mode.name", "POST_SCALE"),
+    (DENSE, {}, {"hidden_input_scale": np.zeros((128, 1, 2), np.uint8)}, "mx and is_all_expert", "quantised"),
+    (DENSE, {"expert_affinities_scaling_mode": NO_SCALE}, {"expert_affinities_scaling_mode": PRE_SCALE},
+     "expert_affinities_scaling_mode.name != 'PRE_SCALE'", "use POST_SCALE"),
+    (ALL, {"expert_affinities_scaling_mode": POST_SCALE}, {"expert_affinities_scaling_mode": PRE_SCALE_DELAYED},
+     "expert_affinities_scaling_mode.name != 'PRE_SCALE_DELAYED'", "context encoding"),
+    (DENSE, {}, {"gate_up_input_scale": np.ones((1, 1), np.float32)}, "gate_up_input_scale is None", "static"),
+    (DENSE, {}, {"down_input_scale": np.ones((1, 1), np.float32)}, "gate_up_input_scale is None", "static"),
+    (ALL, {}, {"expert_affinities_eager": np.ones((2, 2), np.float32)}, "expert_affinities_eager is None", "chosen"),
+    (ALL, {}, {"rank_id": None}, "rank_id is not None", "which columns"),
+    (ALL, {"rank_id": np.zeros((1, 1), np.int32)}, {"rank_id": np.zeros((1,), np.int32)}, "rank_id.shape == (1, 1)", "tensor"),
+])
+def test_gates(case, inside, outside, limit, hint):
+    leaf, sizes = case
+    arguments = arguments_of(leaf, **sizes)
+    launched(leaf).compile(**{**arguments, **inside})
+    error = refused(leaf, {**arguments, **outside})
+    assert error.code == "E401" and error.limit.startswith(limit) and hint in error.hint
+
+
+def test_more_tokens_than_select():
+    assert refused("selective", arguments_of("selective", T=129, I=32)).limit == "T <= 128"
+    launched("all_expert").compile(**arguments_of("all_expert", T=129, I=32))
+
+
+def test_a_rank_that_is_none_is_refused_by_the_run():
+    arguments = ENTRY.example(leaf="all_expert", T=2, I=32, E=4, E_L=2)
+    for rank in (2, -1):
+        with pytest.raises(KernelError) as caught:
+            launched("all_expert")(**{**arguments, "rank_id": np.array([[rank]], np.int32)})
+        assert caught.value.code == "E308" and "%expert_affinities" in caught.value.message
+
+
 # --- values --------------------------------------------------------------------------------------------------------
 
 
