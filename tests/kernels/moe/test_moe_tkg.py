@@ -178,6 +178,12 @@ def test_an_expert_that_is_chosen_twice_counts_twice(leaf, mode):
     assert_close(actual[:1], 2 * ENTRY.golden(**once)[:1].astype(np.float32), ENTRY.tolerance(leaf=leaf))
 
 
+@pytest.mark.parametrize("I", [1, 2])
+def test_float8_examples_are_finite_for_the_narrowest_experts(I):  # noqa: E741
+    down = ENTRY.example(leaf="selective", H=2048, I=I, E=64, weights="float8_e4m3")["expert_down_weights"]
+    assert np.isfinite(down.astype(np.float32)).all()
+
+
 def test_without_a_mask_no_index_is_needed():
     arguments = ENTRY.example(leaf="all_expert", T=3, I=96, E=4, E_L=2, rank=1)
     expected = ENTRY.golden(**arguments)
