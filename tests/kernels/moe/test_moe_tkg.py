@@ -179,7 +179,7 @@ def test_an_expert_that_is_chosen_twice_counts_twice(leaf, mode):
 
 
 @pytest.mark.parametrize("I", [1, 2])
-def test_float8_examples_are_finite_for_the_narrowest_experts(I):  # noqa: E741
+def test_float8_examples_are_finite_for_the_narrowest_experts(I):
     down = ENTRY.example(leaf="selective", H=2048, I=I, E=64, weights="float8_e4m3")["expert_down_weights"]
     assert np.isfinite(down.astype(np.float32)).all()
 
