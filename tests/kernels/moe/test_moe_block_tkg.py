@@ -6,7 +6,7 @@ import pytest
 
 from opennki import KernelError
 from opennki import language as nl
-from opennki.ir.graph import Residency, instructions
+from opennki.ir.graph import Residency, Stage, instructions, statements
 from opennki.kernels.moe.enums import ActFnType, ExpertAffinityScaleMode, RouterActFnType
 from opennki.kernels.moe.moe_block_reference import MOE_BLOCK_TKG as ENTRY
 from opennki.kernels.moe.moe_block_reference import ROUTERS
@@ -336,12 +336,33 @@ def test_the_hidden_state_is_read_once_and_never_returns(leaf):
     assert written - returned <= hand_over
 
 
+@pytest.mark.parametrize("leaf, sums, sent", [
+    ("all_expert", "both", 1.0),  # over H: both cores go on with the whole sum
+    ("selective", None, 0.0),  # each core has tokens of its own
+    ("all_expert_mx", "total", 0.5),  # over I: a core stores half of the columns
+    ("selective_mx", "total", 0.5),  # over the choices: a core stores half of the tokens
+])
+def test_partial_sums_meet_by_sendrecv(leaf, sums, sent):
+    """Of what a core stores only a part, it sends the other part and no more. Both cores meet alike."""
+    module = penguin(leaf, I=640, T=8)
+    meetings = [[i.operands["src"] for i in instructions(core.body) if i.op == "sendrecv"] for core in module.cores]
+    assert [op.shape for op in meetings[0]] == [op.shape for op in meetings[1]] and meetings[0]
+    found = [op for op in meetings[0] if sums and op.tensor.name.partition("#")[0] == sums]
+    assert [np.prod(op.shape) / np.prod(op.tensor.shape) for op in found] == ([sent] if sums else [])
+    if sums is None:  # affinities and expert numbers of a few tokens, no sums over H
+        assert all(np.prod(op.shape) < SMALL["H"] for op in meetings[0])
+
+
 @ALL_LEAVES
-def test_the_cores_meet_in_halves(leaf):
-    """Partial sums meet by sendrecv, on both cores alike; operands are no more than half of what a core computed."""
-    module = penguin(leaf, I=640 if leaf == "all_expert_mx" else 96, T=8)
-    meetings = [[i for i in instructions(core.body) if i.op == "sendrecv"] for core in module.cores]
-    assert meetings[0] and len(meetings[0]) == len(meetings[1])
+def test_the_dump_is_short_enough_to_read(leaf):
+    """Twice the experts and twice the hidden size make more trips, hardly more text."""
+    def lines(**sizes):
+        arguments = ENTRY.example(**{**SMALL, "leaf": leaf, "T": 8, **sizes})
+        rolled = ENTRY.launched(leaf=leaf).compile(**arguments).modules[Stage.PENGUIN]
+        return [sum(1 for _ in statements(core.body)) for core in rolled.cores]
+
+    small, large = lines(E=8, H=1024), lines(E=16, H=2048)
+    assert all(more <= less + 10 for less, more in zip(small, large, strict=True)), (small, large)
 
 
 @ALL_LEAVES
