@@ -138,9 +138,10 @@ def _check_tensors(module: Module) -> None:
                 limit=f"{module.target.hbm_bytes} bytes",
                 actual=total,
             )
-        if module.stage is Stage.BIR:
-            for tensor in (*common, *own):
+        for tensor in (*common, *own):
+            if tensor.address is not None or module.stage is Stage.BIR:
                 _check_address(tensor, module.target)
+        if module.stage is Stage.BIR:
             _check_apart(in_hbm)
 
 
@@ -200,12 +201,16 @@ def _check_address(tensor: Tensor, target: Target) -> None:
     size = _memory_bytes(tensor.space, target)
     rows = target.partitions if tensor.space.is_on_chip else 1
     if byte + tensor.row_bytes > size or partition + tensor.partitions > rows:
+        unit = target.psum_bank_bytes if tensor.space is Space.PSUM else tensor.dtype.nbytes
+        last = (size - tensor.row_bytes) // unit * unit
         raise KernelError(
             "E201",
             f"%{tensor.name} lies past the end of {tensor.space}",
             loc=tensor.loc,
+            operand=tensor,
             limit=f"{size} bytes, {rows} partitions" if rows > 1 else f"{size} bytes",
             actual=f"byte {byte + tensor.row_bytes}, partition {partition + tensor.partitions}",
+            hint=f"start it at {f'byte {last}' if last < byte else f'partition {rows - tensor.partitions}'} or below",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..ir.graph import Access, Address, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, declared_tensors
 from ..ir.machine import Space, Target
 from .demand import Demand, demands
-from .overflow import overflow, overlap, past_the_end
+from .overflow import overflow, overlap
 from .packing import clash
 from .pipeline import register_pass
 from .rewrite import map_statements
@@ -76,15 +76,12 @@ def _allocate_core(core: Core, shared: dict[str, Tensor], hbm_start: int, target
     in_hbm, _ = _in_order([t for t in tensors if t.space is Space.HBM], Space.HBM, hbm_start)
     placed = unused | shared | in_hbm
     for demand in demands(core, target):
-        placed |= _placed(demand, core, target)
+        placed |= _placed(demand, core)
     return _with_addresses(core, placed)
 
 
-def _placed(demand: Demand, core: Core, target: Target) -> dict[str, Tensor]:
+def _placed(demand: Demand, core: Core) -> dict[str, Tensor]:
     """The tensors of a demand with their addresses, by name."""
-    for number, block in enumerate(demand.blocks):
-        if block.rows[1] > target.partitions or (block.at is not None and block.at + block.size > demand.capacity):
-            raise past_the_end(demand, number)
     if both := clash(demand.blocks):
         raise overlap(demand, core, *both)
     if demand.is_hopeless:

@@ -14,7 +14,7 @@ from .demand import Demand
 from .liveness import LiveRange, statements_by_position, touched
 from .packing import Block, Step, live_bytes, most_live, round_up
 
-__all__ = ["Alike", "alike", "overflow", "overlap", "past_the_end"]
+__all__ = ["Alike", "alike", "overflow", "overlap"]
 
 _MOST_SHOWN = 12
 _MOST_TRIED = 8  # groups of tensors that ways out are looked for; each trial packs the memory anew
@@ -306,22 +306,6 @@ def _most(limit: int, holds: Callable[[int], bool]) -> int:
 
 
 # --- pinned tensors --------------------------------------------------------------------------------------------------
-
-
-def past_the_end(demand: Demand, number: int) -> KernelError:
-    """E201 of a pinned tensor that ends outside its memory."""
-    tensor, block = demand.tensors[number], demand.blocks[number]
-    assert block.at is not None
-    last = (demand.capacity - block.size) // demand.unit * demand.unit
-    return KernelError(
-        "E201",
-        f"%{tensor.name} is pinned past the end of {demand.space}",
-        loc=tensor.loc,
-        operand=tensor,
-        limit=f"{demand.capacity} bytes a partition, 128 partitions",
-        actual=f"byte {block.at + block.size}, partition {block.rows[1]}",
-        hint=f"start it at byte {last} or below" if last < block.at else "start it at a lower partition",
-    )
 
 
 def overlap(demand: Demand, core: Core, number: int, other: int) -> KernelError:

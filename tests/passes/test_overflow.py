@@ -165,7 +165,7 @@ def test_a_pin_past_the_end_says_where_it_could_start():
         return stored(tile)
 
     error = fault(kernel)
-    assert error.code == "E201" and error.message == "%tile is pinned past the end of sbuf"
+    assert error.code == "E201" and error.message == "%tile lies past the end of sbuf"
     nki.jit(kernel)(X, byte=int(re.match(r"start it at byte (\d+) or below", error.hint)[1]))
 
 
