@@ -44,6 +44,7 @@ from .cli_options import (
     ScaleOption,
     SeedOption,
     SetOption,
+    ShuffleOption,
     StageName,
     StageOption,
     TargetOption,
@@ -153,9 +154,10 @@ def demo(
 @main.command()
 def run(
     kernel: KernelArgument, settings: SetOption = None, cores: CoresOption = None, target: TargetOption = None,
-    seed: SeedOption = 0, scale: ScaleOption = False, rtol: RtolOption = None, json: JsonOption = False,
+    seed: SeedOption = 0, scale: ScaleOption = False, rtol: RtolOption = None, shuffle: ShuffleOption = None,
+    json: JsonOption = False,
 ) -> None:
-    """Run a kernel and show its gates, instructions, memory, time and results.
+    """Run a kernel and show its gates, instructions, semaphores, memory, time and results.
 
     A library kernel is compared with its golden reference, a kernel `f` of a file with the function `f_golden` beside it.
     Exit status 1 when the result is beyond the tolerance.
@@ -163,11 +165,12 @@ def run(
     \b
     opennki run tp_broadcast
     opennki run tp_broadcast --cores 2 --json
+    opennki run router_topk --shuffle 1
     opennki run my.py:add --set 'x=float32[128,512]' --set y=@y.npy
     opennki run my.py:scale --set 'x=bfloat16[128,64]' --set factor=2.5 --target gen4
     """
     subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
-    outcome = run_subject(subject, chosen, rtol)
+    outcome = run_subject(subject, chosen, rtol, shuffle)
     facts = heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | {
         "compile_seconds": outcome.compile_seconds, "run_seconds": outcome.run_seconds,
         "results": {name: summary(array) for name, array in outcome.results.items()}, "equal": outcome.equal,
@@ -305,7 +308,7 @@ def execute(
     file: TextArgument, settings: SetOption = None,
     out: Annotated[list[str] | None, typer.Option(
         metavar="NAME=FILE.npy", show_default=False, help="Save a result. Repeatable.")] = None,
-    seed: SeedOption = 0, json: JsonOption = False,
+    seed: SeedOption = 0, shuffle: ShuffleOption = None, json: JsonOption = False,
 ) -> None:
     """Run an IR text of any stage, lowered first where it is not yet bir; prints the results.
 
@@ -313,14 +316,14 @@ def execute(
 
     \b
     opennki dump tp_broadcast --stage bir > tp.ir
-    opennki exec tp.ir --seed 3
+    opennki exec tp.ir --seed 3 --shuffle 1
     opennki exec tp.ir --set src=@src.npy --out dst=dst.npy
     """
     module = read_module(file)
     given = parse_settings(settings)
     require_known(given, [param.name for param in module.params], f"@{module.name}")
     wanted = parse_settings(out)
-    results = run_module(module, given, seed)
+    results = run_module(module, given, seed, shuffle)
     require_known(wanted, [name[1:] for name in results], f"the result of @{module.name}")
     for name, path in wanted.items():
         _save(path, results[f"%{name}"])

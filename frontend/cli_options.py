@@ -15,8 +15,8 @@ from ..passes.pipeline import PASSES, TO_BIR, TO_PENGUIN
 
 __all__ = [
     "PIPELINES", "CoresOption", "JsonOption", "KernelArgument", "LocOption", "PassesOption", "RtolOption", "ScaleOption",
-    "SeedOption", "SetOption", "StageName", "StageOption", "TargetName", "TargetOption", "TextArgument", "complete_instruction",
-    "complete_kernel",
+    "SeedOption", "SetOption", "ShuffleOption", "StageName", "StageOption", "TargetName", "TargetOption", "TextArgument",
+    "complete_instruction", "complete_kernel",
 ]
 
 PIPELINES = {"to-penguin": TO_PENGUIN, "to-bir": TO_BIR}
@@ -75,6 +75,8 @@ TargetOption = Annotated[TargetName | None, typer.Option(show_default=False, hel
     "Machine to compile for: gen3 (trn2) or gen4 (trn3). Default: what the library's example needs, "
     "NEURON_PLATFORM_TARGET_OVERRIDE, else gen3."))]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random arrays.")]
+ShuffleOption = Annotated[int | None, typer.Option(min=0, metavar="SEED", show_default=False, help=(
+    "Run in a random order of those that the semaphores allow, which gives the same bits."))]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ScaleOption = Annotated[bool, typer.Option("--scale", help=(
     "A library kernel at its documented scale, not at the small sizes of its example."))]

@@ -18,6 +18,7 @@ from ..ir.dtypes import as_dtype
 from ..ir.graph import Core, Gate, Module, Queue, Stage, declared_tensors, instructions, statements
 from ..ir.machine import Space, Target
 from ..passes.demand import demands
+from ..passes.semaphores import count_semaphores
 from .arguments import as_array
 
 __all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "summary"]
@@ -34,8 +35,11 @@ def message(text: object) -> None:
 
 
 def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
-    """Gates, instruction counts and memory peaks of a compiled kernel. At stage penguin those of the text count, whose loops
-    are rolled. flat: the module of stage penguin without static loops; peaks are the most that is live in its order."""
+    """Gates, instruction counts, semaphores and memory peaks of a compiled kernel.
+
+    At stage penguin the instructions of the text count, whose loops are rolled. flat: the module of stage penguin without
+    static loops; peaks are the most that is live in its order.
+    """
     trace, bir = modules[Stage.TRACE], modules[Stage.BIR]
     hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
     memory = [_memory(core, bir.target) for core in flat.cores]
@@ -45,6 +49,7 @@ def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
             str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
         },
         "queues": [_queue_counts(core.body) for core in bir.cores],
+        "semaphores": [counts._asdict() for counts in count_semaphores(bir)],
         "memory": memory,
         "hbm_bytes": hbm + sum(use["private_hbm_bytes"] for use in memory),
     }
@@ -140,7 +145,7 @@ def print_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Gates, counts and memory of `facts_of`."""
+    """Gates, counts, semaphores and memory of `facts_of`."""
     print_table("gates", ("of", "gate", "holds", "values"), (
         (gate["of"], gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
         for gate in facts["gates"]
@@ -152,6 +157,10 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     ))
     names = list(dict.fromkeys(name for queues in facts["queues"] for name in queues))
     print_table("queues", ("queue", *cores), ((name, *(queues.get(name, 0) for queues in facts["queues"])) for name in names))
+    rows = {"dependences between queues": "dependences", "waits that cover them": "waits", "signals": "signals"}
+    print_table("semaphores", ("number of", *cores), (
+        (what, *(counts[name] for counts in facts["semaphores"])) for what, name in rows.items()
+    ))
     print_table("memory, the most that is live at once", ("memory", *cores, "limit"), [
         ("sbuf, bytes a partition", *(use["sbuf_bytes"] for use in facts["memory"]), facts["memory"][0]["sbuf_limit"]),
         ("psum, bytes a partition", *(use["psum_bytes"] for use in facts["memory"]), facts["memory"][0]["psum_limit"]),

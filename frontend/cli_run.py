@@ -112,9 +112,11 @@ def compile_subject(subject: Subject, kernel: Kernel) -> tuple[Compiled, float]:
     return compiled, time.perf_counter() - start
 
 
-def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None) -> Outcome:
-    """Compile, run, compare. rtol: overrides the subject's. raises: KernelError."""
+def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None, shuffle: int | None = None) -> Outcome:
+    """Compile, run, compare. rtol: overrides the subject's. shuffle: seed of another legal order. raises: KernelError."""
     compiled, compile_seconds = compile_subject(subject, kernel)
+    if shuffle is not None:
+        compiled = compiled.shuffled(shuffle)
     for_golden = copy.deepcopy(dict(subject.arguments)) if subject.golden else {}  # a kernel may change its arguments
     arrays = dict(bind_arguments(kernel.function, *subject.call).arrays)
     start = time.perf_counter()
@@ -142,10 +144,15 @@ def _named_results(compiled: Compiled, returned: Any, arrays: Mapping[str, np.nd
     return named
 
 
-def run_module(module: Module, settings: Mapping[str, str], seed: int) -> dict[str, np.ndarray]:
-    """Lower and run an IR text on the inputs of `settings`, random where not given. Results and written params by name."""
+def run_module(
+    module: Module, settings: Mapping[str, str], seed: int, shuffle: int | None = None
+) -> dict[str, np.ndarray]:
+    """Lower and run an IR text on the inputs of `settings`, random where not given. Results and written params by name.
+
+    shuffle: seed of another legal order.
+    """
     bir, probe = lower_to_bir(module)
-    executable = plan.build(bir)
+    executable = plan.build(bir, shuffle)
     arrays = {param.name: _input(param, settings.get(param.name), seed) for param in module.params}
     if probe is not None:
         probe.check([arrays])

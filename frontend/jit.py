@@ -86,6 +86,10 @@ class Compiled:
                 results = executor.run_ranks(plans, arrays)
         return [self._structured(each) for each in results]
 
+    def shuffled(self, seed: int) -> Compiled:
+        """The same kernel, run in a random order of those that its semaphores allow; ranks above 0 keep theirs."""
+        return dataclasses.replace(self, plan=plan.build(self.modules[Stage.BIR], seed), _others=[], _lock=Lock())
+
     def trips(self) -> list[tuple[int, Loc | None, int]]:
         """(core, line, trips in the last run of rank 0) of each loop that the machine runs, an outer one before those in it."""
         return [(core, loop.loc, loop.trips) for core, loop in self.plan.loops()]

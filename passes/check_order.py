@@ -21,7 +21,7 @@ from .overlaps import check_overlaps
 from .pipeline import register_pass
 from .trips import Placed, Trips, are_apart, in_two_trips, narrowed, note_of_trips
 
-__all__ = ["check_order"]
+__all__ = ["check_order", "in_order"]
 
 
 @register_pass("check-order", Stage.BIR)
@@ -36,7 +36,7 @@ def check_order(module: Module) -> Module:
 
     The k-th meeting of one core meets the k-th of the other; loops with meetings count as two trips (trips.py).
     """
-    events = list(_in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
+    events = list(in_order(module.cores))  # all of them first: a meeting that fails says more than the race it leaves
     _check_inside(events)
     for core in module.cores:
         check_overlaps(core, _once(events, core.number))
@@ -129,7 +129,7 @@ class _Event(NamedTuple):
         return self.clock.get((earlier.core, earlier.queue), 0) > earlier.position
 
 
-def _in_order(cores: Sequence[Core]) -> Iterator[_Event]:
+def in_order(cores: Sequence[Core]) -> Iterator[_Event]:
     """The instructions of all cores in one legal order.
 
     raises: KernelError E503 where a core waits for the other in vain, E504 where its queues wait for each other.

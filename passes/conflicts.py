@@ -140,7 +140,8 @@ class Conflicts:
 
         kind: RAW, WAR or WAW. Accesses that a later one overwrote wholly are left out.
         """
-        places = list(accesses(instr, self.core))
+        # Reads first: a write puts an end to what it overwrites.
+        places = sorted(accesses(instr, self.core), key=lambda place: place[3])
         for _, region, reads, writes in places:
             memory = self.memories.setdefault(region.memory, _Memory())
             yield from memory.conflicts(region, node, reads, writes, queue if self.queues_order else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -17,6 +18,7 @@ class Work:
 
     needs[n]:     by position the instructions before n; whether n reads what that one writes.
     followers[n]: those that have n among their needs.
+    not_before:   times before which there is no use in starting an instruction: the other core comes to a meeting then.
     """
 
     def __init__(self, clock: Clock, needs: Sequence[Mapping[int, bool]]) -> None:
@@ -25,12 +27,14 @@ class Work:
         for node, sources in enumerate(needs):
             for source in sources:
                 self.followers[source].append(node)
+        self.not_before: dict[int, float] = {}
 
 
 class Order(NamedTuple):
-    """Positions in the order of their start, and when the last one is done."""
+    """Positions in the order of their start, when each starts, and when the last one is done."""
 
     nodes: list[int]
+    starts: list[float]
     end_ns: float
 
 
@@ -53,19 +57,8 @@ def longest_paths(work: Work) -> list[float]:
 
 
 def in_order(work: Work) -> Order:
-    """The block as it stands."""
-    clock, queues = work.clock, work.clock.queues
-    clock.restart()
-    done: list[tuple[float, float]] = []
-    for node, sources in enumerate(work.needs):
-        at = clock.start(node)
-        for source, reads in sources.items():
-            if queues[source] != queues[node]:
-                at = max(at, done[source][1])
-            elif reads:
-                at = max(at, done[source][0])
-        done.append(clock.run(node, at))
-    return Order(list(range(len(done))), max((other for _, other in done), default=0.0))
+    """The block as it stands: each queue takes its instructions in program order."""
+    return _InOrder(work).order()
 
 
 def list_schedule(work: Work, room: Room, urgency: Callable[[int], float]) -> Order:
@@ -84,25 +77,69 @@ class _Lane:
         self.parked: list[tuple[float, int]] = []  # ready too, but without room
 
 
-class _Scheduler:
+class _Progress:
+    """What has started, and since when others may."""
+
+    def __init__(self, work: Work) -> None:
+        self.work, self.clock = work, work.clock
+        self.clock.restart()
+        self.missing = [len(sources) for sources in work.needs]  # needs that have not started
+        self.ready_ns = [work.not_before.get(node, 0.0) for node in range(len(work.needs))]
+        self.starts = [0.0] * len(work.needs)
+        self.now = 0.0
+        self.end_ns = 0.0
+
+    def start(self, node: int, at: float) -> list[int]:
+        """Start an instruction. returns: the followers that waited for it last."""
+        self.now = self.starts[node] = at
+        read, other = self.clock.run(node, at)
+        self.end_ns = max(self.end_ns, other)
+        queues, needs, free = self.clock.queues, self.work.needs, []
+        for follower in self.work.followers[node]:
+            ready = other if queues[follower] != queues[node] else read if needs[follower][node] else at
+            if ready > self.ready_ns[follower]:
+                self.ready_ns[follower] = ready
+            self.missing[follower] -= 1
+            if not self.missing[follower]:
+                free.append(follower)
+        return free
+
+
+class _InOrder(_Progress):
+    def order(self) -> Order:
+        queues: dict[str, deque[int]] = {}
+        for node, queue in enumerate(self.clock.queues):
+            queues.setdefault(queue, deque()).append(node)
+        nodes: list[int] = []
+        while queues:
+            heads = [queue[0] for queue in queues.values()]
+            at, node = min(
+                (max(self.now, self.ready_ns[node], self.clock.start(node)), node) for node in heads if not self.missing[node]
+            )
+            self.start(node, at)
+            nodes.append(node)
+            name = self.clock.queues[node]
+            queues[name].popleft()
+            if not queues[name]:
+                del queues[name]
+        return Order(nodes, self.starts, self.end_ns)
+
+
+class _Scheduler(_Progress):
     def __init__(self, work: Work, room: Room, urgency: Callable[[int], float]) -> None:
-        self.work, self.clock, self.room = work, work.clock, room
+        super().__init__(work)
+        self.room = room
         self.urgency = [urgency(node) for node in range(len(work.needs))]
-        self.missing = [len(sources) for sources in work.needs]
-        self.ready_ns = [0.0] * len(work.needs)
-        self.is_parked = bytearray(len(work.needs))
+        self.is_parked = bytearray(len(work.needs))  # 1; 2: it may try again
         self.lanes = {name: _Lane() for name in sorted(set(self.clock.queues))}
         for node, missing in enumerate(self.missing):
             if not missing:
-                self.lanes[self.clock.queues[node]].to_come.append((0.0, node))
+                self.lanes[self.clock.queues[node]].to_come.append((self.ready_ns[node], node))
         for lane in self.lanes.values():
             heapify(lane.to_come)
-        self.now = 0.0
 
     def order(self) -> Order:
-        self.clock.restart()
         nodes: list[int] = []
-        end = 0.0
         while len(nodes) < len(self.missing):
             at, lane, node = self._earliest()
             was_parked, is_roomier = self.is_parked[node] == 2, self.room.start(node)
@@ -110,16 +147,16 @@ class _Scheduler:
                 self.is_parked[node] = 1
                 heappush(lane.parked, (self.urgency[node], node))
                 continue
-            self.now = at
             nodes.append(node)
-            end = max(end, self._run(node, at))
+            for follower in self.start(node, at):
+                heappush(self.lanes[self.clock.queues[follower]].to_come, (self.ready_ns[follower], follower))
             if is_roomier:
                 for each in self.lanes.values():
                     self._unpark(each)
                 self._unpark_next()
             elif was_parked:
                 self._unpark(lane)
-        return Order(nodes, end)
+        return Order(nodes, self.starts, self.end_ns)
 
     def _earliest(self) -> tuple[float, _Lane, int]:
         """What can start first; of several the most urgent."""
@@ -148,18 +185,6 @@ class _Scheduler:
             at, node = to_come[0]
             return max(at, self.now, self.clock.start(node)), self.urgency[node], node
         return None
-
-    def _run(self, node: int, at: float) -> float:
-        read, other = self.clock.run(node, at)
-        queues, needs = self.clock.queues, self.work.needs
-        for follower in self.work.followers[node]:
-            ready = other if queues[follower] != queues[node] else read if needs[follower][node] else at
-            if ready > self.ready_ns[follower]:
-                self.ready_ns[follower] = ready
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
-                heappush(self.lanes[queues[follower]].to_come, (self.ready_ns[follower], follower))
-        return other
 
     def _unpark(self, lane: _Lane) -> None:
         """Let the most urgent of those without room try again."""

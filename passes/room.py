@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir.graph import Core, Instruction, declared_tensors
+from ..ir.graph import Core, Instruction
 from ..ir.machine import Space, Target
+from .demand import demands
 from .liveness import LiveRange, live_ranges, touched
+from .packing import round_up
 
 __all__ = ["Lives", "Memories", "Room"]
-
-SBUF_ALIGN = 32
 
 
 class Memories:
@@ -21,18 +21,18 @@ class Memories:
 
     def __init__(self, core: Core, target: Target) -> None:
         self.ranges = live_ranges(core)
-        self.capacity = {Space.SBUF: target.sbuf_bytes, Space.PSUM: target.psum_bytes, Space.REGISTER: 4 * target.registers}
-        units = {Space.SBUF: SBUF_ALIGN, Space.PSUM: target.psum_bank_bytes, Space.REGISTER: 4}
-        self.tensors: dict[str, tuple[Space, int]] = {}  # those that the author did not place: space, size
+        self.sizes: dict[str, tuple[Space, int]] = {}  # of the tensors that the author did not place
+        self.capacity: dict[Space, int] = {}
+        self.live: dict[Space, np.ndarray] = {}
         end = max((span.end for span in self.ranges.values()), default=0)
-        self.live = {space: np.zeros(end + 2, np.int64) for space in self.capacity}
-        for tensor in declared_tensors(core):
-            if tensor.space in units and tensor.name in self.ranges:
-                unit, span = units[tensor.space], self.ranges[tensor.name]
-                size = -(-tensor.row_bytes // unit) * unit
-                self.live[tensor.space][span.start : span.end + 1] += size
-                if tensor.address is None:
-                    self.tensors[tensor.name] = tensor.space, size
+        for demand in demands(core, target):
+            self.capacity[demand.space] = demand.capacity
+            self.live[demand.space] = live = np.zeros(end + 2, np.int64)
+            for tensor, block in zip(demand.tensors, demand.blocks, strict=True):
+                size = round_up(block.size, demand.unit)
+                live[block.live.start : block.live.end + 1] += size
+                if block.at is None:
+                    self.sizes[tensor.name] = demand.space, size
 
 
 class Lives:
@@ -49,10 +49,10 @@ class Lives:
         for instr in block:
             names = []
             for name in sorted(touched(instr)):
-                if name in memories.tensors and (span := memories.ranges[name]).start >= first:
+                if name in memories.sizes and (span := memories.ranges[name]).start >= first:
                     names.append(name)
                     self.spans[name] = LiveRange(span.start - first, span.end - first)
-                    self.sizes[name] = memories.tensors[name]
+                    self.sizes[name] = memories.sizes[name]
             self.touched.append(names)
 
 

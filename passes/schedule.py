@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..ir.errors import KernelError
 from ..ir.graph import Core, Instruction, Loop, Module, Stage, Statement
+from ..ir.machine import Engine, Target
 from ..ir.meetings import is_meeting, meeting_key
 from ..ir.table import lookup
-from .allocate import allocate
 from .clock import Clock
+from .demand import demands
 from .dependences import dependences
-from .list_schedule import Work, in_order, list_schedule, longest_paths
+from .list_schedule import Order, Work, in_order, list_schedule, longest_paths
+from .packing import clash
 from .pipeline import register_pass
 from .room import Lives, Memories, Room
 
 __all__ = ["schedule"]
 
-# How much of each memory what runs ahead may fill. First fit leaves gaps, so the most may not fit.
-SHARES = (0.75, 0.5, 0.25)
+# How much of each memory may be live where instructions run ahead. Tensors leave gaps, so that the most may not fit.
+SHARES = (0.75, 0.5)
 
 
 @register_pass("schedule", Stage.PENGUIN)
@@ -37,7 +38,10 @@ def schedule(module: Module) -> Module:
     """
     if len({tuple(_meetings(core.body)) for core in module.cores}) > 1:
         return module
-    cores = tuple(_scheduled(core, module) for core in module.cores)
+    blocks = [_blocks(core, module) for core in module.cores]
+    for both in zip(*blocks, strict=True) if len(blocks) == 2 else ():
+        _expect_each_other(*both)
+    cores = tuple(_scheduled(core, own, module.target) for core, own in zip(module.cores, blocks, strict=True))
     return module if cores == module.cores else replace(module, cores=cores)
 
 
@@ -52,58 +56,75 @@ def _meetings(body: tuple[Statement, ...]) -> list[str]:
     return found
 
 
-def _scheduled(core: Core, module: Module) -> Core:
-    blocks = {block.first: block for block in _blocks(core.body, 1, core.number, module)[0]}
-    memories = Memories(core, module.target)
-    lives = {first: Lives(memories, block.instrs, first) for first, block in blocks.items()}
+def _expect_each_other(one: _Block, other: _Block) -> None:
+    """Who comes early to a meeting has no use in standing there: it may work until the other core comes."""
+    ends = [[node for node, instr in enumerate(block.instrs) if meeting_key(instr)] for block in (one, other)]
+    if not ends[0]:
+        return
+
+    def expect(order: Order, other_order: Order) -> None:
+        one.work.not_before = {here: other_order.starts[there] for here, there in zip(*ends, strict=True)}
+        other.work.not_before = {there: order.starts[here] for here, there in zip(*ends, strict=True)}
+
+    ahead = [min(block.orders(SHARES[0]), key=_end) for block in (one, other)]
+    expect(one.as_written, other.as_written)
+    one.as_written, other.as_written = in_order(one.work), in_order(other.work)
+    expect(*ahead)
+
+
+def _scheduled(core: Core, blocks: Sequence[_Block], target: Target) -> Core:
     for share in SHARES:
-        orders = {first: order for first, block in blocks.items() if (order := block.better_order(lives[first], share))}
+        better_orders = ((block.first, block.better_order(share)) for block in blocks)
+        orders = {first: order for first, order in better_orders if order is not None}
         if not orders:
             return core
-        better = replace(core, body=_reordered(core.body, 1, orders)[0])
-        if _fits(better, module):
+        better = replace(core, body=_reordered(core.body, 1, orders))
+        if _fits(better, target):
             return better
     return core
 
 
-def _fits(core: Core, module: Module) -> bool:
-    try:
-        allocate(replace(module, cores=(core,)))
-    except KernelError as error:
-        if error.code in ("E201", "E202"):
-            return False
-        raise
-    return True
+def _fits(core: Core, target: Target) -> bool:
+    """Has every memory room for what the core asks of it?"""
+    return all(clash(demand.blocks) is None and demand.fits(demand.place()) for demand in demands(core, target))
+
+
+def _end(order: Order) -> float:
+    return order.end_ns
 
 
 class _Block:
     """Instructions between two loops. first: the position of the first in the program order of the core."""
 
-    def __init__(self, instrs: list[Instruction], first: int, core: int, module: Module) -> None:
+    def __init__(self, instrs: list[Instruction], first: int, core: int, memories: Memories, module: Module) -> None:
         self.instrs, self.first = instrs, first
         self.work = Work(Clock(instrs, module.target, len(module.cores)), _needs(instrs, core))
         self.paths = longest_paths(self.work)
+        self.lives = Lives(memories, instrs, first)
         self.as_written = in_order(self.work)
 
-    def better_order(self, lives: Lives, share: float) -> list[Instruction] | None:
-        """None where none of those tried is better than program order.
+    def orders(self, share: float) -> Iterator[Order]:
+        """Two that fill no more than a share of the memories.
 
-        Two are tried: what has the longest path behind it first, which is right where latencies decide; and what comes
-        first in program order, which is right where a queue has always something to do: longest paths would begin too
-        much at once.
+        What has the longest path behind it comes first, which is right where latencies decide; and what comes first in
+        program order, which is right where a queue has always something to do: longest paths begin too much at once.
         """
-        best = self.as_written
         for urgency in (lambda node: -self.paths[node], float):
-            best = min(best, list_schedule(self.work, Room(lives, share), urgency), key=lambda order: order.end_ns)
+            yield list_schedule(self.work, Room(self.lives, share), urgency)
+
+    def better_order(self, share: float) -> list[Instruction] | None:
+        """None where no order is better than program order."""
+        best = min(self.as_written, *self.orders(share), key=_end)
         return None if best is self.as_written else [self.instrs[node] for node in best.nodes]
 
 
 def _needs(block: Sequence[Instruction], core: int) -> list[dict[int, bool]]:
-    """By instruction: those before it, and whether it reads what they write."""
+    """By instruction: those before it, and whether it needs their results: a transfer also where it overwrites them."""
     needs = []
     latest: int | None = None
     for node, found in enumerate(dependences(block, core)):
-        needs.append({source: "RAW" in kinds for source, kinds in found.items()})
+        waits_for = {"RAW", "WAW"} if Engine.dma in lookup(block[node].op).engines else {"RAW"}
+        needs.append({source: not waits_for.isdisjoint(kinds) for source, kinds in found.items()})
         if is_meeting(block[node]) or lookup(block[node].op).has_effects:
             if latest is not None:
                 needs[node].setdefault(latest, False)
@@ -111,43 +132,44 @@ def _needs(block: Sequence[Instruction], core: int) -> list[dict[int, bool]]:
     return needs
 
 
-def _blocks(body: tuple[Statement, ...], first: int, core: int, module: Module) -> tuple[list[_Block], int]:
-    """The blocks of a body whose first statement has this position, and the position behind the body; as in liveness."""
-    blocks: list[_Block] = []
-    for instrs, loop in _parts(body):
-        if len(instrs) > 1:
-            blocks.append(_Block(instrs, first, core, module))
-        first += len(instrs)
-        if loop is not None:
-            inside, end = _blocks(loop.body, first + 1, core, module)
-            blocks += inside
-            first = end + 1
-    return blocks, first
+def _blocks(core: Core, module: Module) -> list[_Block]:
+    memories = Memories(core, module.target)
+
+    def inside(body: tuple[Statement, ...], first: int) -> Iterator[_Block]:
+        for instrs, loop, start in _parts(body, first):
+            yield _Block(instrs, start, core.number, memories, module)
+            if loop is not None:
+                yield from inside(loop.body, start + len(instrs) + 1)
+
+    return list(inside(core.body, 1))
 
 
-def _reordered(
-    body: tuple[Statement, ...], first: int, orders: Mapping[int, list[Instruction]]
-) -> tuple[tuple[Statement, ...], int]:
-    """The body with other orders of the blocks that begin at these positions, and the position behind it."""
+def _reordered(body: tuple[Statement, ...], first: int, orders: Mapping[int, list[Instruction]]) -> tuple[Statement, ...]:
+    """The body, whose first statement has this position, with other orders of the blocks that begin at those positions."""
     result: list[Statement] = []
-    for instrs, loop in _parts(body):
-        result += orders.get(first, instrs)
-        first += len(instrs)
+    for instrs, loop, start in _parts(body, first):
+        result += orders.get(start, instrs)
         if loop is not None:
-            inside, end = _reordered(loop.body, first + 1, orders)
-            result.append(replace(loop, body=inside))
-            first = end + 1
-    return tuple(result), first
+            result.append(replace(loop, body=_reordered(loop.body, start + len(instrs) + 1, orders)))
+    return tuple(result)
 
 
-def _parts(body: tuple[Statement, ...]) -> Iterator[tuple[list[Instruction], Loop | None]]:
-    """The instructions in front of each loop with the loop, and those behind the last one."""
+def _parts(body: tuple[Statement, ...], first: int) -> Iterator[tuple[list[Instruction], Loop | None, int]]:
+    """The instructions in front of each loop, the loop, and their position; then those behind the last one.
+
+    Positions are those of liveness: a loop has one, and so has its end.
+    """
     instrs: list[Instruction] = []
     for statement in body:
         if isinstance(statement, Loop):
-            yield instrs, statement
+            yield instrs, statement, first
+            first += len(instrs) + _length(statement)
             instrs = []
         else:
             assert isinstance(statement, Instruction)
             instrs.append(statement)
-    yield instrs, None
+    yield instrs, None, first
+
+
+def _length(statement: Statement) -> int:
+    return 2 + sum(map(_length, statement.body)) if isinstance(statement, Loop) else 1

@@ -118,6 +118,25 @@ def test_run_of_a_library_kernel_compares_with_its_golden_reference():
     assert "equal to its golden reference" in text and "sbuf, bytes a partition" in text and "gates:" in text
 
 
+def test_run_counts_semaphores_beside_the_dependences_that_they_cover():
+    counts = json.loads(fine("run", "router_topk", "--json"))["semaphores"][0]
+    assert counts == json.loads(fine("check", "router_topk", "--json"))["semaphores"][0]
+    assert 0 < counts["signals"] <= counts["waits"] < counts["dependences"]
+    text = fine("check", "router_topk")
+    assert f"waits that cover them       {counts['waits']}" in text
+
+
+def test_run_in_other_orders_gives_the_same_results():
+    texts = {fine("run", "router_topk", "--json", *more).partition('"results"')[2] for more in ((), ("--shuffle", "1"))}
+    assert len(texts) == 1
+
+
+def test_exec_in_other_orders_gives_the_same_results():
+    text = fine("dump", "router_topk", "--stage", "bir")
+    assert len({fine("exec", "-", *more, stdin=text) for more in ((), ("--shuffle", "1"), ("--shuffle", "2"))}) == 1
+    assert opennki("exec", "-", "--shuffle", "-1", stdin=text).exit_code == 2
+
+
 def test_run_of_a_file_compares_with_the_golden_function_beside_it(folder):
     assert "out: equal to its golden reference" in fine("run", "my.py:add", *ADD, "--set", "times=3")
 

@@ -1,6 +1,7 @@
 """What keeps accesses in order: semaphores inside a core, meetings between cores. Each rule is broken on purpose."""
 
 import re
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from opennki import KernelError
 from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend import executor, plan
-from opennki.ir.graph import Stage
+from opennki.backend.order import block_order
+from opennki.frontend.arguments import bind_arguments
+from opennki.ir.graph import Queue, Stage
 from opennki.ir.parser import parse
 from opennki.ir.printer import to_text
+from opennki.kernels import LIBRARY
 from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 
 X = np.arange(128 * 64, dtype=np.float32).reshape(128, 64)
@@ -101,6 +105,37 @@ def test_every_legal_order_gives_the_same_bits(seed):
     module = double_then_transpose.compile(X).modules[Stage.BIR]
     (shuffled,) = executor.run(plan.build(module, shuffle=seed), {"x": X})
     assert shuffled.tobytes() == (2 * X.T).tobytes()
+
+
+def shuffled_runs(name: str, seeds: range) -> set[tuple[bytes, ...]]:
+    """The results of a library kernel's example, as written and in other orders that its semaphores allow."""
+    entry = LIBRARY[name]
+    compiled = entry.launched().compile(**entry.example())
+    runs = set()
+    for each in (compiled, *map(compiled.shuffled, seeds)):
+        arguments = bind_arguments(entry.kernel.function, (), entry.example())
+        results = each.run(arguments.arrays)
+        written = [arguments.arrays[param] for param in sorted(compiled.plan.written_params)]
+        returned = results if isinstance(results, (tuple, list)) else [results]
+        runs.add(tuple(array.tobytes() for array in (*written, *returned) if array is not None))
+    return runs
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_kernels_of_the_library_give_the_same_bits_in_other_orders(name):
+    assert len(shuffled_runs(name, range(3))) == 1
+
+
+@pytest.mark.slow
+def test_a_hundred_orders_of_the_moe_block_give_the_same_bits():
+    assert len(shuffled_runs("moe_block_tkg", range(100))) == 1
+
+
+def test_other_orders_are_other_orders():
+    module = LIBRARY["moe_block_tkg"].launched().compile(**LIBRARY["moe_block_tkg"].example()).modules[Stage.BIR]
+    queues = [statement for statement in module.cores[0].body if isinstance(statement, Queue)]
+    shuffles = (None, *map(Random, range(8)))
+    assert len({tuple(id(event.instr) for event in block_order(queues, 2, shuffle)) for shuffle in shuffles}) == 9
 
 
 # --- two cores ---------------------------------------------------------------------------------------------------

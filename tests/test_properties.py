@@ -20,6 +20,7 @@ from opennki.ir.parser import parse
 from opennki.ir.verifier import verify
 from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
 from opennki.passes.rewrite import map_statements
+from opennki.passes.semaphores import count_semaphores
 
 KINDS = {"one core": (1, False), "loops": (1, True), "two cores": (2, False), "two cores with loops": (2, True)}
 NEEDED = ("fold-layouts", "resolve-accumulation", "assign-engines")  # no kernel reaches stage bir without them
@@ -151,10 +152,25 @@ def test_a_missing_wait_is_found_or_harmless(seed):
     a_missing_wait_is_found_or_harmless(seed, *KINDS["loops" if seed % 2 else "two cores"])
 
 
-def test_almost_every_wait_is_needed():
-    """synchronise leaves implied waits out, so hardly one can go."""
-    found = [a_missing_wait_is_found_or_harmless(seed, 1, False) for seed in range(40)]
-    assert sum(found) >= 36
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_wait_is_implied_by_the_others(kind):
+    """Without any one of them check-order finds two accesses in no order: synchronise makes no wait too many."""
+    waits = 0
+    for seed in range(20):
+        module = compiled(kernel(seed, *KINDS[kind])[0])
+        waits += wait_count(module)
+        for number in range(wait_count(module)):
+            with pytest.raises(KernelError) as error:
+                run_passes(without_wait(module, number), ["check-order"])
+            assert error.value.code in ("E502", "E505")
+    assert waits >= 50
+
+
+def test_far_fewer_waits_than_dependences():
+    for kind in KINDS.values():
+        counts = [counted for seed in range(20) for counted in count_semaphores(compiled(kernel(seed, *kind)[0]))]
+        assert all(counted.waits <= counted.dependences and counted.signals <= counted.waits for counted in counts)
+        assert sum(counted.waits for counted in counts) < 0.8 * sum(counted.dependences for counted in counts)
 
 
 def test_a_missing_wait_can_change_the_result():
