@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..ir.graph import Instruction
 from ..ir.machine import Engine, Target
 from ..ir.meetings import is_meeting
-from ..ir.timing import DMA_ENGINES, Cost, cost_of, values_for
+from ..ir.timing import DMA_ENGINES, Cost, cost_of, table_of, values_for
 from .assign_engines import queue_of
 
 __all__ = ["Clock"]
@@ -29,6 +29,8 @@ class Clock:
         self.queues = [queue_of(instr) for instr in block]
         self.sequencers = [cost.engine.name for cost in self.costs]
         self.meets = [is_meeting(instr) for instr in block]
+        self.tables = [table_of(instr) if instr.engine is Engine.scalar else None for instr in block]
+        self.table_load = values["scalar_table_load"]
         self.restart()
 
     def restart(self) -> None:
@@ -37,11 +39,14 @@ class Clock:
         self.free = dict.fromkeys(names, 0.0)  # queues: when the next instruction may start
         self.sequencer_free = dict.fromkeys(names, 0.0)  # which issues transfers beside its own instructions
         self.engine_free = [0.0] * DMA_ENGINES
+        self.table: str | None = None  # that the Scalar engine holds
         self.moved = dict.fromkeys(names, 0.0)  # DMA queues: when the latest transfer has moved; they complete in order
 
     def start(self, node: int) -> float:
         """When the queue and the engine of an instruction are free for it."""
         free, issuer = self.free[self.queues[node]], self.sequencer_free[self.sequencers[node]]
+        if (table := self.tables[node]) is not None and table != self.table:
+            free += self.table_load
         return free if free > issuer else issuer
 
     def run(self, node: int, at: float) -> tuple[float, float]:
@@ -57,6 +62,7 @@ class Clock:
             done = self._move(node, cost, at)
         else:
             self.free[queue] = at + cost.issue_ns
+            self.table = self.tables[node] or self.table
             if at > self.sequencer_free[queue]:
                 self.sequencer_free[queue] = at
             return at + cost.dependent_ns, at + cost.busy_ns + self.semaphore

@@ -17,7 +17,7 @@ from .packing import clash
 from .pipeline import register_pass
 from .room import Lives, Memories, Room
 
-__all__ = ["schedule"]
+__all__ = ["blocks_of", "expect_each_other", "schedule"]
 
 # How much of each memory may be live where instructions run ahead. Tensors leave gaps, so that the most may not fit.
 SHARES = (0.75, 0.5)
@@ -38,9 +38,9 @@ def schedule(module: Module) -> Module:
     """
     if len({tuple(_meetings(core.body)) for core in module.cores}) > 1:
         return module
-    blocks = [_blocks(core, module) for core in module.cores]
+    blocks = [blocks_of(core, module) for core in module.cores]
     for both in zip(*blocks, strict=True) if len(blocks) == 2 else ():
-        _expect_each_other(*both)
+        expect_each_other(*both)
     cores = tuple(_scheduled(core, own, module.target) for core, own in zip(module.cores, blocks, strict=True))
     return module if cores == module.cores else replace(module, cores=cores)
 
@@ -56,8 +56,11 @@ def _meetings(body: tuple[Statement, ...]) -> list[str]:
     return found
 
 
-def _expect_each_other(one: _Block, other: _Block) -> None:
-    """Who comes early to a meeting has no use in standing there: it may work until the other core comes."""
+def expect_each_other(one: Block, other: Block) -> None:
+    """Tell the blocks of both cores when the other one comes to their meetings.
+
+    Who comes early to a meeting has no use in standing there: it may work until the other core comes.
+    """
     ends = [[node for node, instr in enumerate(block.instrs) if meeting_key(instr)] for block in (one, other)]
     if not ends[0]:
         return
@@ -72,7 +75,7 @@ def _expect_each_other(one: _Block, other: _Block) -> None:
     expect(*ahead)
 
 
-def _scheduled(core: Core, blocks: Sequence[_Block], target: Target) -> Core:
+def _scheduled(core: Core, blocks: Sequence[Block], target: Target) -> Core:
     for share in SHARES:
         better_orders = ((block.first, block.better_order(share)) for block in blocks)
         orders = {first: order for first, order in better_orders if order is not None}
@@ -93,7 +96,7 @@ def _end(order: Order) -> float:
     return order.end_ns
 
 
-class _Block:
+class Block:
     """Instructions between two loops. first: the position of the first in the program order of the core."""
 
     def __init__(self, instrs: list[Instruction], first: int, core: int, memories: Memories, module: Module) -> None:
@@ -132,12 +135,13 @@ def _needs(block: Sequence[Instruction], core: int) -> list[dict[int, bool]]:
     return needs
 
 
-def _blocks(core: Core, module: Module) -> list[_Block]:
+def blocks_of(core: Core, module: Module) -> list[Block]:
+    """The blocks of a core, in program order."""
     memories = Memories(core, module.target)
 
-    def inside(body: tuple[Statement, ...], first: int) -> Iterator[_Block]:
+    def inside(body: tuple[Statement, ...], first: int) -> Iterator[Block]:
         for instrs, loop, start in _parts(body, first):
-            yield _Block(instrs, start, core.number, memories, module)
+            yield Block(instrs, start, core.number, memories, module)
             if loop is not None:
                 yield from inside(loop.body, start + len(instrs) + 1)
 

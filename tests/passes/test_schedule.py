@@ -10,9 +10,11 @@ from opennki.backend import executor, plan
 from opennki.backend.timeline import simulate
 from opennki.ir.graph import Loop, Module, instructions
 from opennki.ir.parser import parse
+from opennki.kernels import LIBRARY
 from opennki.passes.demand import demands
 from opennki.passes.dependences import dependences
 from opennki.passes.pipeline import TO_BIR, TO_PENGUIN, run_passes
+from opennki.passes.schedule import blocks_of, expect_each_other
 
 UNSCHEDULED = [name for name in TO_BIR if name != "schedule"]
 KINDS = {"one core": (1, False), "loops": (1, True), "two cores": (2, False), "two cores with loops": (2, True)}
@@ -271,3 +273,17 @@ def test_memory_never_fails_where_program_order_fits():
         flat = run_passes(parse(kernel(seed, *KINDS["loops"])[0]), TO_PENGUIN[:-1])
         for core in run_passes(flat, ["schedule"]).cores:
             assert all(demand.fits(demand.place()) for demand in demands(core, flat.target))
+
+
+# --- the clock that the choice is made by ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_the_clock_agrees_with_the_timeline(name):
+    """Program order of the library's kernels: the timeline knows rates, tables and addresses that the clock leaves out."""
+    flat = LIBRARY[name].launched().compile(**LIBRARY[name].example()).flat
+    blocks = [blocks_of(core, flat) for core in flat.cores]
+    for both in zip(*blocks, strict=True) if len(blocks) == 2 else ():
+        expect_each_other(*both)
+    expected_ns = max(sum(block.as_written.end_ns for block in own) for own in blocks)
+    assert expected_ns == pytest.approx(simulate(run_passes(flat, UNSCHEDULED)).kernel_ns, rel=0.15)

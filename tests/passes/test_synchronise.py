@@ -92,6 +92,16 @@ def test_asked_for_order_is_an_edge():
     assert edges(FILL_LEFT + ' name="first"', FILL_RIGHT.replace("vector", "gpsimd") + ' after "first"') == {(0, 1): ["ORDER"]}
 
 
+def test_meetings_of_one_kind_keep_their_order():
+    """The k-th barrier of one core meets the k-th of the other, whatever the queue; a barrier of one core meets nobody."""
+    def barriers(cores: str) -> dict:
+        places = zip(("gpsimd", "vector"), ("0", "4096"), strict=True)
+        return edges(*(f"{engine}.core_barrier data=%y{{{start} + [1 x 64]}} cores={cores}" for engine, start in places))
+
+    assert barriers("[0, 1]") == {(0, 1): ["ORDER"]}
+    assert barriers("[0]") == {}
+
+
 def synchronised(*lines: str) -> str:
     return str(run_passes(block(*lines), ["synchronise"])).split("at 0x0000\n", 3)[-1]
 
