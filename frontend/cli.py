@@ -53,7 +53,7 @@ from .cli_options import (
     complete_kernel,
 )
 from .cli_profile import show_profile
-from .cli_report import as_json, facts_of, message, print_facts, print_table, print_values, summary
+from .cli_report import as_json, facts_of, message, print_facts, print_table, print_values, semaphore_facts, summary
 from .cli_run import compile_subject, module_at, print_comparisons, run_module, run_subject
 from .jit import to_penguin
 
@@ -171,7 +171,8 @@ def run(
     """
     subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     outcome = run_subject(subject, chosen, rtol, shuffle)
-    facts = heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | {
+    semaphores = semaphore_facts(outcome.compiled.modules[Stage.BIR])
+    facts = heading(subject, chosen) | {"seed": seed} | dict(outcome.facts) | semaphores | {
         "compile_seconds": outcome.compile_seconds, "run_seconds": outcome.run_seconds,
         "results": {name: summary(array) for name, array in outcome.results.items()}, "equal": outcome.equal,
         "golden": [vars(c) for c in outcome.comparisons],
@@ -206,7 +207,8 @@ def check(
     subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
     unknown = sorted(needs_runtime_check(compiled.flat))
-    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules, compiled.flat) | {"compile_seconds": seconds}
+    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules, compiled.flat)
+    facts |= semaphore_facts(compiled.modules[Stage.BIR]) | {"compile_seconds": seconds}
     facts["known_when_it_runs"] = unknown
     if json:
         print(as_json(facts))

@@ -21,7 +21,9 @@ from ..passes.demand import demands
 from ..passes.semaphores import count_semaphores
 from .arguments import as_array
 
-__all__ = ["as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "summary"]
+__all__ = [
+    "as_json", "describe", "facts_of", "message", "print_facts", "print_table", "print_values", "semaphore_facts", "summary",
+]
 
 _SUMMARY_ELEMENTS = 6
 
@@ -35,7 +37,7 @@ def message(text: object) -> None:
 
 
 def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
-    """Gates, instruction counts, semaphores and memory peaks of a compiled kernel.
+    """Gates, instruction counts and memory peaks of a compiled kernel.
 
     At stage penguin the instructions of the text count, whose loops are rolled. flat: the module of stage penguin without
     static loops; peaks are the most that is live in its order.
@@ -49,10 +51,14 @@ def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
             str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
         },
         "queues": [_queue_counts(core.body) for core in bir.cores],
-        "semaphores": [counts._asdict() for counts in count_semaphores(bir)],
         "memory": memory,
         "hbm_bytes": hbm + sum(use["private_hbm_bytes"] for use in memory),
     }
+
+
+def semaphore_facts(bir: Module) -> dict[str, Any]:
+    """Dependences between queues, and the waits and signals that cover them: by itself, since counting takes a while."""
+    return {"semaphores": [counts._asdict() for counts in count_semaphores(bir)]}
 
 
 def _memory(core: Core, target: Target) -> dict[str, int]:
@@ -145,7 +151,7 @@ def print_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Gates, counts, semaphores and memory of `facts_of`."""
+    """Gates, counts and memory of `facts_of`, and `semaphore_facts`."""
     print_table("gates", ("of", "gate", "holds", "values"), (
         (gate["of"], gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
         for gate in facts["gates"]

@@ -91,6 +91,7 @@ class Outcome:
     """A run: its results by name, the facts of the compiled kernel, times in seconds, the verdict."""
 
     kernel: Kernel
+    compiled: Compiled
     facts: Mapping[str, Any]
     results: Mapping[str, np.ndarray]
     compile_seconds: float
@@ -127,7 +128,8 @@ def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None, shu
     if subject.golden is not None:
         golden = golden_results(subject.golden, for_golden, kernel.cores)
         comparisons = _compare_all(results, golden, subject.rtol if rtol is None else rtol)
-    return Outcome(kernel, facts_of(compiled.modules, compiled.flat), results, compile_seconds, run_seconds, comparisons)
+    facts = facts_of(compiled.modules, compiled.flat)
+    return Outcome(kernel, compiled, facts, results, compile_seconds, run_seconds, comparisons)
 
 
 def _named_results(compiled: Compiled, returned: Any, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
