@@ -1,14 +1,19 @@
 """schedule: what runs ahead and what stays; bits and order are those of the program."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import kernel
 
+import opennki as nki
+from opennki import isa as nisa
+from opennki import language as nl
 from opennki.backend import executor, plan
 from opennki.backend.timeline import simulate
-from opennki.ir.graph import Loop, Module, instructions
+from opennki.ir.graph import Loop, Module, Queue, Stage, instructions, statements
 from opennki.ir.parser import parse
 from opennki.kernels import LIBRARY
 from opennki.passes.demand import demands
@@ -104,6 +109,37 @@ def test_work_that_others_wait_for_longest_comes_first():
 
 def test_what_the_author_ordered_stays():
     assert unchanged(blocked(label=' name="move"', more=' after "move"'))
+
+
+@nki.jit
+def move_then_load(x, z, asked):
+    """The load of b could run ahead of the move to c, which waits for three steps of work."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    a, b, c = (nl.ndarray(x.shape, x.dtype) for _ in range(3))
+    nisa.dma_copy(dst=a, src=x)
+    for _ in range(3):
+        nisa.tensor_scalar(dst=a, data=a, op0=nl.multiply, operand0=2.0)
+    with nl.no_reorder() if asked == "no_reorder" else nullcontext():
+        move = nisa.dma_copy(dst=c, src=a, name="move")
+        load = nisa.dma_copy(dst=b, src=z, name="load")
+    if asked == "depends_on":
+        load.depends_on(move)
+    for _ in range(3):
+        nisa.tensor_scalar(dst=b, data=b, op0=nl.multiply, operand0=2.0)
+    nisa.tensor_tensor(dst=a, data1=a, data2=b, op=nl.add)
+    nisa.tensor_tensor(dst=a, data1=a, data2=c, op=nl.add)
+    nisa.dma_copy(dst=out, src=a)
+    return out
+
+
+@pytest.mark.parametrize("asked", ["nothing", "no_reorder", "depends_on", "with_schedule"])
+def test_kernels_get_the_order_that_their_author_asked_for(asked):
+    x = np.ones((128, 512), np.float32)
+    launched = move_then_load.with_schedule([("load", "move")]) if asked == "with_schedule" else move_then_load
+    queues = statements(launched.compile(x, x, asked).modules[Stage.BIR].cores[0].body)
+    loads = next(queue.body for queue in queues if isinstance(queue, Queue) and queue.name == "dma0")
+    names = [instr.label for instr in loads if instr.label]
+    assert names == (["load", "move"] if asked == "nothing" else ["move", "load"])
 
 
 def test_no_gain_no_change():
