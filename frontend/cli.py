@@ -207,7 +207,7 @@ def check(
     subject, chosen = chosen_subject(kernel, settings, seed, scale, target, cores)
     compiled, seconds = compile_subject(subject, chosen)
     unknown = sorted(needs_runtime_check(compiled.flat))
-    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules, compiled.flat)
+    facts = {"ok": True} | heading(subject, chosen) | facts_of(compiled.modules, compiled.scheduled)
     facts |= semaphore_facts(compiled.modules[Stage.BIR]) | {"compile_seconds": seconds}
     facts["known_when_it_runs"] = unknown
     if json:

@@ -36,15 +36,15 @@ def message(text: object) -> None:
 # --- facts -------------------------------------------------------------------------------------------------------
 
 
-def facts_of(modules: Mapping[Stage, Module], flat: Module) -> dict[str, Any]:
+def facts_of(modules: Mapping[Stage, Module], scheduled: Module) -> dict[str, Any]:
     """Gates, instruction counts and memory peaks of a compiled kernel.
 
-    At stage penguin the instructions of the text count, whose loops are rolled. flat: the module of stage penguin without
-    static loops; peaks are the most that is live in its order.
+    At stage penguin the instructions of the text count, whose loops are rolled. scheduled: the module of stage penguin in
+    the order in which it got addresses; peaks are the most that is live then.
     """
     trace, bir = modules[Stage.TRACE], modules[Stage.BIR]
     hbm = sum(tensor.row_bytes for tensor in (*bir.params, *bir.shared))
-    memory = [_memory(core, bir.target) for core in flat.cores]
+    memory = [_memory(core, bir.target) for core in scheduled.cores]
     return {
         "gates": [_gate(gate, trace.name) for gate in trace.gates],
         "instructions": {

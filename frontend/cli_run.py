@@ -57,7 +57,7 @@ def module_at(subject: Subject, kernel: Kernel, stage: Stage) -> Module:
         module = kernel.trace(*args, **kwargs)
     if stage is Stage.TRACE:
         return module
-    return run_passes(module, to_penguin()) if stage is Stage.PENGUIN else lowered(module, to_penguin())[0][stage]
+    return run_passes(module, to_penguin()) if stage is Stage.PENGUIN else lowered(module, to_penguin()).modules[stage]
 
 
 def lower_to_bir(module: Module) -> tuple[Module, Probe | None]:
@@ -68,8 +68,8 @@ def lower_to_bir(module: Module) -> tuple[Module, Probe | None]:
     """
     if module.stage is Stage.BIR:
         return run_passes(module, ["check-order"]), None
-    modules, flat = lowered(module, TO_PENGUIN)
-    return modules[Stage.BIR], probe_for(flat)
+    made = lowered(module, TO_PENGUIN)
+    return made.modules[Stage.BIR], probe_for(made.flat)
 
 
 # --- running -----------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def run_subject(subject: Subject, kernel: Kernel, rtol: float | None = None, shu
     if subject.golden is not None:
         golden = golden_results(subject.golden, for_golden, kernel.cores)
         comparisons = _compare_all(results, golden, subject.rtol if rtol is None else rtol)
-    facts = facts_of(compiled.modules, compiled.flat)
+    facts = facts_of(compiled.modules, compiled.scheduled)
     return Outcome(kernel, compiled, facts, results, compile_seconds, run_seconds, comparisons)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from threading import Lock
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ _IGNORED = {"mode", "debug_kernel", "show_compiler_tb", "experimental_flags", "c
 class Compiled:
     """A kernel compiled for one signature: the module at each stage, and the plan.
 
-    flat:    the penguin module without static loops: what was checked and lowered.
+    flat, scheduled: see Lowered.
     plan:    of rank 0; others are built when a kernel first runs on so many ranks.
     is_wide: the plan stores low-precision floats as float32.
     probe:   where only runs can tell whether results depend on never-written bytes.
@@ -60,6 +60,7 @@ class Compiled:
 
     modules: dict[Stage, Module]
     flat: Module
+    scheduled: Module
     plan: plan.Plan
     structure: Any
     is_wide: bool = False
@@ -284,9 +285,9 @@ class Kernel:
             return self._cache[key]
         with paused_collector():
             module, structure = self._traced(arguments)
-            modules, flat = lowered(module, to_penguin())
-            probe = None if keeps_float32() else probe_for(flat)
-            compiled = Compiled(modules, flat, plan.build(modules[Stage.BIR]), structure, keeps_float32(), probe)
+            made = lowered(module, to_penguin())
+            probe = None if keeps_float32() else probe_for(made.flat)
+            compiled = Compiled(*made, plan.build(made.modules[Stage.BIR]), structure, keeps_float32(), probe)
         if arguments.signature is not None:
             self._cache[key] = compiled
         return compiled
@@ -295,14 +296,32 @@ class Kernel:
         return f"Kernel({self.__name__})"
 
 
-def lowered(module: Module, names: Sequence[str]) -> tuple[dict[Stage, Module], Module]:
-    """A module of stage trace or penguin at the stages from there on, and its penguin module without static loops.
+class Lowered(NamedTuple):
+    """A module at the stages from its own on.
 
-    names: the passes to stage penguin. The flat module is lowered as it is: loops are rolled for those who read the text.
+    flat: stage penguin without static loops: what was checked. scheduled: that in the order in which it got addresses.
+    """
+
+    modules: dict[Stage, Module]
+    flat: Module
+    scheduled: Module
+
+
+def lowered(module: Module, names: Sequence[str]) -> Lowered:
+    """Take a module of stage trace or penguin through the passes `names` to stage penguin, and to bir.
+
+    The flat module is lowered as it is: loops are rolled for those who read the text.
     """
     *checks, reroll = names
-    flat = expand_loops(run_passes(module, checks))
-    return {module.stage: module, Stage.PENGUIN: run_passes(flat, [reroll]), Stage.BIR: run_passes(flat, TO_BIR)}, flat
+    flat = scheduled = expand_loops(run_passes(module, checks))
+
+    def observe(name: str, made: Module) -> None:
+        nonlocal scheduled
+        if name == "schedule":
+            scheduled = made
+
+    bir = run_passes(flat, TO_BIR, observe)
+    return Lowered({module.stage: module, Stage.PENGUIN: run_passes(flat, [reroll]), Stage.BIR: bir}, flat, scheduled)
 
 
 def probe_for(module: Module) -> Probe | None:
