@@ -113,6 +113,8 @@ def _dtype(text: str, name: str) -> Dtype:
     except KernelError as error:
         close = get_close_matches(text, list(DTYPES), 1)
         hint = f"; did you mean {close[0]}?" if close else f"; it is one of {error.limit}"
+        if text.endswith("64"):
+            hint = f"; the machine has no 64-bit types: {text.removesuffix('64')}32 is the widest"
         raise typer.BadParameter(f"{name}: no dtype {text}{hint}", param_hint="--set") from None
 
 

@@ -114,12 +114,13 @@ def _line(loc: Loc | None) -> dict[str, Any]:
 def _facts(demand: Demand, program: _Program, places: _Places) -> dict[str, Any]:
     """Sizes in bytes of a partition; of registers, in bytes.
 
-    packed: what tight packing takes, end: past the last byte that is allocated; None where that does not fit.
+    packed: what tight packing takes, in whole units as most_live is. end: past the last byte that is allocated. None where
+    that does not fit.
     """
     steps = live_bytes(demand.blocks, demand.unit)
     peak = most_live(steps)
-    packed = None if demand.is_hopeless else end_of(
-        demand.blocks, pack_tightly(demand.blocks, demand.unit, demand.capacity))
+    packed = None if demand.is_hopeless else round_up(
+        end_of(demand.blocks, pack_tightly(demand.blocks, demand.unit, demand.capacity)), demand.unit)
     ends = [place.byte + tensor.row_bytes for tensor in demand.tensors if (place := places[tensor.name])]
     facts: dict[str, Any] = {
         "limit": demand.capacity, "unit": demand.unit, "tensors": len(demand.tensors), "most_live": peak.nbytes,

@@ -18,6 +18,7 @@ __all__ = ["NkiTensor", "as_address", "as_operand", "new_view"]
 
 PSUM_BANK = 2048  # bytes of a partition
 _NO_ARITHMETIC = "nl.add / nisa.tensor_tensor and their like write to a dst tile"
+_NO_COMPARISON = "op=nl.greater and its like make 0 or 1 of each element; a loop of the machine tests a register (while reg:)"
 
 
 class NkiTensor:
@@ -190,10 +191,15 @@ class NkiTensor:
         raise author_error("E803", "Python arithmetic on a tensor is not an instruction", hint=_NO_ARITHMETIC)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_arithmetic
-    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _no_arithmetic
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = _no_arithmetic
     __rpow__ = __pos__ = __abs__ = __invert__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _no_arithmetic
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _no_arithmetic
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _no_arithmetic
+
+    def _no_comparison(self, _: object) -> Any:
+        raise author_error("E803", "Python cannot compare a tensor: it has no values while tracing", hint=_NO_COMPARISON)
+
+    __lt__ = __le__ = __gt__ = __ge__ = _no_comparison
     __array_ufunc__ = None  # NumPy numbers leave the operators to this class
 
     def __repr__(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from enum import Enum
 
-from .machine import NCVersion
+from .machine import Engine, NCVersion
 from .table import ANY, FLOATS, INTS, NOT_PACKED, REQUIRED, TABLE, Attr, Param, Row
 
 __all__ = ["index_rows", "page", "reference"]
@@ -16,7 +17,8 @@ Made from the instruction table (`ir/instructions/`) by `opennki isa --all`; a t
 `opennki.isa`, `nki.collectives` is `opennki.collectives`.
 
 Operands name their memories, their dimensions (partition first, then the flattened free elements; equal letters are equal
-sizes, `1` is one element, `*` keeps every dimension) and their dtypes. Cycles are those of the executing engine, busy time.
+sizes, `1` is one element, `*` keeps every dimension) and their dtypes. A value of an enumeration is written with its name in
+small letters and underscores: `nisa.reduce_cmd.reset_reduce`. Cycles are those of the executing engine, busy time.
 """
 
 
@@ -92,6 +94,8 @@ def _dtypes(param: Param) -> str:
 
 def _attribute(attr: Attr) -> str:
     kind = attr.type if isinstance(attr.type, str) else attr.type.__name__
+    if isinstance(attr.type, type) and issubclass(attr.type, Enum) and attr.type is not Engine:  # engines have a line below
+        return f"{kind}: {', '.join(member.name for member in attr.type)}"
     return {"alu": "operator", "activation": "function", "axes": "dimensions", "cores": "core numbers"}.get(kind, kind)
 
 

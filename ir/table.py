@@ -596,6 +596,9 @@ def _check_operand(instr: Instruction, param: Param, operand: Operand | None, ta
 
 
 def _space_hint(space: Space, param: Param) -> str:
+    if param.writes:
+        into = " or ".join(f"nl.{each.value}" for each in param.spaces)
+        return f"write into a tile in {into}" + (", then copy that to HBM with dma_copy" if space.is_hbm else "")
     if space.is_hbm:
         return "copy it into SBUF with dma_copy first"
     if space is Space.PSUM:

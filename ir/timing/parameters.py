@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 
@@ -174,8 +175,10 @@ def values_for(target: Target, changed: Mapping[str, float] | None = None) -> Va
         return _values(target)
     for name in changed:
         if name not in PARAMETERS:
-            raise KernelError("E709", f"no timing parameter {name}", limit=", ".join(PARAMETERS), actual=name,
-                              hint="`opennki profile --assumptions` lists them")
+            close = get_close_matches(name, PARAMETERS, 1)
+            raise KernelError("E709", f"no timing parameter {name}", actual=name,
+                              limit="a name of `opennki profile --assumptions`",
+                              hint=f"did you mean {close[0]}?" if close else None)
     return MappingProxyType({**_values(target), **changed})
 
 
