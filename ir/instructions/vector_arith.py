@@ -95,7 +95,7 @@ instruction(
         Read("operand0", SBUF, PSUM, dims="P 1", immediate=True, optional=True),
         OpAttr("reduce_op", doc="add, multiply, maximum or minimum"),
         Write("reduce_res", SBUF, PSUM, dims="P 1", optional=True, doc="receives the accumulator"),
-        Attr("reverse0", bool, False, doc="not supported yet"),
+        Attr("reverse0", bool, False, doc="not supported"),
         Attr("reduce_cmd", ReduceCmd, ReduceCmd.reset_reduce),
         Read("reduce_init", SBUF, PSUM, dims="P 1", immediate=True, optional=True, doc="start value of load_reduce"),
         Attr("reduce_res_negate", bool, False, doc="reduce_res receives the negated accumulator"),

@@ -24,7 +24,7 @@ from .tokens import PARTITIONS, fold_shape, program
 __all__ = ["moe_block_tkg"]
 
 _NO_SHARED_EXPERT = tuple(
-    Gate(f"shared_expert_{name} is None", hint="shared experts are not supported yet: compute them in a kernel of their own")
+    Gate(f"shared_expert_{name} is None", hint="shared experts are not supported: compute them in a kernel of their own")
     for name in ("gate_w", "up_w", "down_w", "gate_bias", "up_bias", "down_bias")
 )
 
