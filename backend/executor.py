@@ -7,6 +7,7 @@ says what each waits for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from ..ir.meetings import meeting_key
 from ..ir.table import lookup
 from .memory import FRESH_WORD, HbmBuffer, fresh
 from .numerics import silent
-from .plan import Meeting, Plan, Program
+from .plan import Meeting, Plan, Program, RunBlock
 
 __all__ = ["run", "run_ranks"]
 
@@ -179,11 +180,11 @@ def _run_together(plans: Sequence[Plan]) -> None:
         for core, program in enumerate(plan.programs)
     }
     members = list(running)
-    waiting: dict[_Member, Meeting] = {}
+    waiting: dict[_Member, tuple[Meeting, ...]] = {}
     while running:
         progress = False
         for member in list(running):
-            if member in waiting and not meetings.is_complete(member, waiting[member].instr):
+            if member in waiting and not any(meetings.is_complete(member, each.instr) for each in waiting[member]):
                 continue
             waiting.pop(member, None)
             progress = True
@@ -195,8 +196,8 @@ def _run_together(plans: Sequence[Plan]) -> None:
             raise _deadlock(waiting, members, meetings)
 
 
-def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[Meeting]:
-    """Run a core's program; yields the meetings that it has to wait for."""
+def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[tuple[Meeting, ...]]:
+    """Run a core's program; yields the meetings of which it has to wait for one."""
     for item in program:
         if isinstance(item, list):
             for step in item:
@@ -205,7 +206,9 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
             if item.kind == "post":
                 meetings.post(member, item)
             elif not meetings.is_complete(member, item.instr):
-                yield item
+                yield (item,)
+        elif isinstance(item, RunBlock):
+            yield from _block(item, member, meetings)
         elif item.kind == "while":
             trips = 0
             while item.bounds[0]():
@@ -223,6 +226,21 @@ def _member(program: Program, member: _Member, meetings: _Meetings) -> Iterator[
                 item.set_variable(value)
                 item.trips += 1
                 yield from _member(item.body, member, meetings)
+
+
+def _block(block: RunBlock, member: _Member, meetings: _Meetings) -> Iterator[tuple[Meeting, ...]]:
+    posted: dict[int, Meeting] = {}
+    for event in block.order(partial(meetings.is_complete, member)):
+        number = id(event.instr)
+        if event.kind == "run":
+            block.steps[number]()
+        elif event.kind == "post":
+            posted[number] = block.meetings[number]
+            meetings.post(member, posted[number])
+        elif event.kind == "complete":
+            del posted[number]
+        else:
+            yield tuple(posted.values())
 
 
 def _endless(loc: Loc | None, kind: str) -> KernelError:
@@ -325,8 +343,10 @@ def _no_group(instr: Instruction, rank: int, group: Sequence[int], ranks: int) -
     )
 
 
-def _deadlock(waiting: Mapping[_Member, Meeting], members: Sequence[_Member], meetings: _Meetings) -> KernelError:
-    member, meeting = next(iter(waiting.items()))
+def _deadlock(
+    waiting: Mapping[_Member, Sequence[Meeting]], members: Sequence[_Member], meetings: _Meetings
+) -> KernelError:
+    member, (meeting, *_) = next(iter(waiting.items()))
     many_cores = any(one.core for one in members)
 
     def name(one: _Member) -> str:
@@ -338,13 +358,13 @@ def _deadlock(waiting: Mapping[_Member, Meeting], members: Sequence[_Member], me
         if one not in waiting:
             notes.append(f"{name(one)} has ended")
             continue
-        instr = waiting[one].instr
-        place = meetings.place(one, instr)
-        ranks = ", ".join(str(other.rank) for other in place.members)
-        what = f"{instr.op} of ranks {ranks}" if place.what == "collectives" else place.what
-        notes.append(f"{name(one)} waits at {what}" + (f" ({instr.loc})" if instr.loc else ""))
+        for instr in (waited.instr for waited in waiting[one]):
+            place = meetings.place(one, instr)
+            ranks = ", ".join(str(other.rank) for other in place.members)
+            what = f"{instr.op} of ranks {ranks}" if place.what == "collectives" else place.what
+            notes.append(f"{name(one)} waits at {what}" + (f" ({instr.loc})" if instr.loc else ""))
     whom, all_of_them = "core", "both cores"
-    if any(lookup(waited.instr.op).meets == "ranks" for waited in waiting.values()):
+    if any(lookup(each.instr.op).meets == "ranks" for waited in waiting.values() for each in waited):
         whom, all_of_them = "rank", "all ranks of a group"
     return KernelError(
         "E503",

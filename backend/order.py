@@ -2,13 +2,14 @@
 
 Ready queues take turns in the order of the block (or in a random one, for tests: any legal order gives the same bits).
 A meeting with another core or other ranks is two events: `post`, when the queue reaches it, and `complete`, as late as
-possible: when nothing else can go on.
+possible: when nothing else can go on. Of several that are posted the first that the others came to completes first; where
+none is complete, `wait`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -21,18 +22,25 @@ __all__ = ["Event", "block_order"]
 
 @dataclass(frozen=True)
 class Event:
-    """kind: "run", "post" or "complete"."""
+    """kind: "run", "post", "complete", or "wait": of the posted meetings, this one and others, one has to be complete."""
 
     kind: str
     instr: Instruction
 
 
-def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = None) -> list[Event]:
-    """The events of a block. raises: KernelError E504 where the semaphores let nothing go on."""
+def block_order(
+    queues: Sequence[Queue],
+    cores: int,
+    shuffle: Random | None = None,
+    is_complete: Callable[[Instruction], bool] = lambda instr: True,
+) -> Iterator[Event]:
+    """The events of a block. is_complete: have all come to a meeting that this block has posted?
+
+    raises: KernelError E504 where the semaphores let nothing go on.
+    """
     waiting = {queue.name: deque(queue.body) for queue in queues}
     counters: Counter[tuple[str, str]] = Counter()
     posted: deque[tuple[str, Instruction]] = deque()
-    events: list[Event] = []
 
     def is_ready(name: str) -> bool:
         head = waiting[name][0]
@@ -53,21 +61,26 @@ def block_order(queues: Sequence[Queue], cores: int, shuffle: Random | None = No
                 if is_meeting(instr):
                     if cores < 2 and meeting_key(instr) is not None:
                         raise _alone(instr)
-                    events.append(Event("post", instr))
+                    yield Event("post", instr)
                     posted.append((name, instr))
                     break
-                events.append(Event("run", instr))
+                yield Event("run", instr)
                 signal(name, instr)
                 if shuffle:
                     break
         elif posted:
-            name, instr = posted.popleft()
-            events.append(Event("complete", instr))
+            met = next((each for each in posted if is_complete(each[1])), None)
+            if met is None:
+                yield Event("wait", posted[0][1])
+                continue
+            posted.remove(met)
+            name, instr = met
+            yield Event("complete", instr)
             signal(name, instr)
         elif any(waiting.values()):
             raise deadlock({name: queue[0] for name, queue in waiting.items() if queue}, counters)
         else:
-            return events
+            return
 
 
 def _alone(instr: Instruction) -> KernelError:

@@ -31,6 +31,7 @@ from ..ir.graph import (
 )
 from ..ir.instructions.dma import DEFAULT_AXES
 from ..ir.machine import Space
+from ..ir.meetings import is_meeting
 from ..ir.table import Param, index_group, lookup
 from . import engines  # noqa: F401 -- fills the registry of semantics
 from .dynamic import ColumnOperand, DynamicOperand, column_step, row_step
@@ -71,7 +72,19 @@ class RunLoop:
     trips: int = 0
 
 
-Program = list["list[Step] | Meeting | RunLoop"]
+@dataclass(frozen=True)
+class RunBlock:
+    """A block with meetings in several queues. Which of them completes first, and so the order, only the run tells.
+
+    order: the events, given what tells whether a meeting is complete. steps, meetings: by id of the instruction.
+    """
+
+    order: Callable[[Callable[[Instruction], bool]], Iterator[Event]]
+    steps: Mapping[int, Step]
+    meetings: Mapping[int, Meeting]
+
+
+Program = list["list[Step] | Meeting | RunBlock | RunLoop"]
 
 
 @dataclass
@@ -228,16 +241,28 @@ class _Builder:
         return result + self.block(block, core, in_loop)
 
     def block(self, queues: list[Queue], core: Core, in_loop: bool) -> Program:
+        cores = len(self.module.cores)
+        seed = None if self.shuffle is None else self.shuffle.getrandbits(32)
+
+        def order(is_complete: Callable[[Instruction], bool]) -> Iterator[Event]:
+            return block_order(queues, cores, None if seed is None else Random(seed), is_complete)
+
         result: Program = []
         steps: list[Step] = []
-        for event in block_order(queues, len(self.module.cores), self.shuffle):
+        all_steps: dict[int, Step] = {}
+        meetings: dict[int, Meeting] = {}
+        for event in order(lambda instr: True):
             if event.kind == "run":
                 steps.append(self.step(event.instr, core, in_loop))
+                all_steps[id(event.instr)] = steps[-1]
                 continue
             if steps:
                 result.append(steps)
                 steps = []
-            result.append(self.meeting(event, core))
+            meetings[id(event.instr)] = meeting = self.meeting(event, core)
+            result.append(meeting)
+        if sum(any(map(is_meeting, queue.body)) for queue in queues) > 1:
+            return [RunBlock(order, all_steps, meetings)]
         return [*result, steps] if steps else result
 
     def loop(self, loop: Loop, core: Core) -> RunLoop:

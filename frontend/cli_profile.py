@@ -6,7 +6,6 @@ import linecache
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from json import dumps
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,7 @@ TraceOption = Annotated[Path | None, typer.Option(metavar="FILE.json", show_defa
     "Write the timeline for ui.perfetto.dev or chrome://tracing."))]
 LinesOption = Annotated[int, typer.Option(min=1, help="Lines of the critical path to show.")]
 
+_LEAST, _MOST = 1e-3, 1e9  # of a timing parameter; beyond, times would be infinite and windows of the Tensor engine endless
 _KINDS = {"run": "at work", "issue": "issued", "move": "moving", "load": "table load", "meet": "with the other core"}
 
 
@@ -44,8 +44,8 @@ def settings_of(texts: Iterable[str] | None) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             raise typer.BadParameter(f"{text}: write NAME=VALUE with a number", param_hint="--assume") from None
-        if not (found[name] > 0 and isfinite(found[name])):
-            raise typer.BadParameter(f"{text}: write a number above 0", param_hint="--assume")
+        if not _LEAST <= found[name] <= _MOST:
+            raise typer.BadParameter(f"{text}: write a number from {_LEAST:g} to {_MOST:g}", param_hint="--assume")
     return found
 
 

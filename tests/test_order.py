@@ -1,6 +1,7 @@
 """What keeps accesses in order: semaphores inside a core, meetings between cores. Each rule is broken on purpose."""
 
 import re
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -160,6 +161,71 @@ def swap_halves(x, barrier=True, both=True):
 
 def test_a_barrier_orders_the_cores():
     np.testing.assert_array_equal(swap_halves[2](X), np.concatenate([X[64:], X[:64]]))
+
+
+@nki.jit
+def swap_twice_and_store(x, trips=None):
+    """Core 0 comes to the barrier behind both exchanges, core 1 may come to it before: its own work does not depend on them."""
+    core = nl.program_id(0)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    middle = nl.ndarray(x.shape[1:], x.dtype, buffer=nl.shared_hbm)
+    for _ in nl.dynamic_range(trips) if trips else range(1):
+        tiles = [nl.ndarray(x.shape[1:], x.dtype) for _ in range(4)]
+        nisa.dma_copy(dst=tiles[0], src=x[core])
+        for src, dst in pairwise(tiles[:3]):
+            nisa.sendrecv(src=src, dst=dst, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+        if core == 0:
+            nisa.dma_copy(dst=middle, src=tiles[2])
+        nisa.core_barrier(middle, (0, 1))
+        nisa.dma_copy(dst=tiles[3], src=middle)
+        nisa.dma_copy(dst=out[core], src=tiles[3])
+        nisa.core_barrier(middle, (0, 1))
+    return out
+
+
+@pytest.mark.parametrize("trips", [None, 3])
+def test_meetings_in_two_queues_complete_in_the_order_in_which_the_cores_come(trips):
+    """Waiting for the first that is posted, each core could wait for the other: for the barrier here, for an exchange there."""
+    halves = X.reshape(2, 64, 64)
+    expected = np.stack([halves[0]] * 2)
+    np.testing.assert_array_equal(swap_twice_and_store[2](halves, trips), expected)
+    compiled = swap_twice_and_store[2].compile(halves, trips)
+    for seed in range(20):
+        np.testing.assert_array_equal(compiled.shuffled(seed).run({"x": halves}), expected)
+
+
+def test_cores_whose_meetings_really_cross_are_a_deadlock():
+    """Each core comes to the second meeting only after the first, which is the other core's second."""
+    with pytest.raises(KernelError) as error:
+        crossed[2](X[:64])
+    assert error.value.code == "E503"
+    trace = crossed[2].trace(X[:64])
+    unchecked = run_passes(trace, [*TO_PENGUIN, *(name for name in TO_BIR if name != "check-order")])
+    with pytest.raises(KernelError) as error:
+        executor.run(plan.build(unchecked), {"x": X[:64]})
+    assert error.value.code == "E503" and "core 0 waits for a core that never comes" in error.value.message
+    assert [note.split(" (")[0] for note in error.value.notes] == [
+        "core 0 waits at core_barrier", "core 1 waits at sendrecv of pipe 0",
+    ]  # fmt: skip
+
+
+@nki.jit
+def crossed(x):
+    """One core puts a barrier before an exchange that needs it, the other the exchange before a barrier that needs it."""
+    core = nl.program_id(0)
+    out = nl.ndarray((2, *x.shape), x.dtype, buffer=nl.shared_hbm)
+    middle = nl.ndarray((2, *x.shape), x.dtype, buffer=nl.shared_hbm)
+    one, other = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype)
+    nisa.dma_copy(dst=one, src=x)
+    for turn in range(2):
+        if turn == core:
+            nisa.dma_copy(dst=middle[core], src=other if core else one)
+            nisa.core_barrier(middle, (0, 1))
+            nisa.dma_copy(dst=one, src=middle[core])
+        else:
+            nisa.sendrecv(src=one, dst=other, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+    nisa.dma_copy(dst=out[core], src=other)
+    return out
 
 
 def test_a_missing_barrier_is_a_race_with_both_lines():

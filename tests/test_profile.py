@@ -70,7 +70,7 @@ def test_a_parameter_can_be_assumed_otherwise(opennki):
     assert {row["name"]: row["value"] for row in slower["assumptions"]}["semaphore"] == 1050
 
 
-@pytest.mark.parametrize("text", ["semaphore", "semaphore=fast", "semaphore=-1", "semaphore=nan", "semaphore=inf"])
+@pytest.mark.parametrize("text", ["semaphore", *(f"semaphore={value}" for value in ("fast", "-1", "0", "nan", "inf", "1e308"))])
 def test_what_is_no_value_is_a_fault_of_usage(opennki, text):
     assert opennki(f"{PROFILE} --assume {text}").exit_code == 2
 

@@ -431,3 +431,10 @@ def test_another_stage_has_no_time():
     with pytest.raises(KernelError) as error:
         simulate(two_engines.trace(WIDE))
     assert error.value.code == "E603"
+
+
+def test_a_clock_that_is_late_still_ends_transfers():
+    """At 10^15 ns a double counts in eighths of a ns: less than that cannot be left of a transfer."""
+    x = np.zeros((128, 64), np.float32)
+    timeline = two_engines.compile(x).timeline({"x": x}, {"launch_prologue": 1e15, "semaphore": 1e9})
+    assert 1e9 < timeline.kernel_ns < 1e10  # a few semaphores

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ulp
 
 from ...ir.timing import DMA_ENGINES, Transfer
 
@@ -127,9 +128,10 @@ class DmaEngines:
             return
         server.settle(now)
         ended = []
+        nothing_left = max(_NOTHING_LEFT, ulp(now))  # late, the clock is too coarse for less
         for queue in list(server.queues):
             pieces = server.queues[queue]
-            if pieces[0].left_ns <= _NOTHING_LEFT:
+            if pieces[0].left_ns <= nothing_left:
                 ended.append(pieces.popleft().job)
                 if not pieces:
                     del server.queues[queue]
