@@ -67,7 +67,10 @@ class VirtualRegister:
     __int__ = __float__ = __index__
 
     def _no_arithmetic(self, *_: object) -> Any:
-        raise self._no_value("a number in Python arithmetic", "compute in a (1,1) int32 tile with nisa.tensor_scalar")
+        raise self._no_value(
+            "a number in Python arithmetic",
+            "index a view with it as it is, x[i] or ap(scalar_offset=i); compute in a (1,1) int32 tile with nisa.tensor_scalar",
+        )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_arithmetic
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = _no_arithmetic

@@ -803,11 +803,18 @@ def _bind_dims(instr: Instruction, sized: list[_Sized]) -> dict[str, int]:
                     f"dim {dim} is {size}, but {dims[dim]} in `{other}`",
                     limit=f"equal {dim} ({_dim_text(param, dim)})",
                     actual=f"{size} and {dims[dim]}",
-                    hint=f"{operand_text(other, instr.operands[other])}; "
-                    "partitions are never broadcast: copy the rows with nc_stream_shuffle or a stride-0 free view",
+                    hint=f"{operand_text(other, instr.operands[other])}; {_equal_sizes_hint(param, dim, size, dims[dim])}",
                 )
             owner.setdefault(dim, param.name)
     return dims
+
+
+def _equal_sizes_hint(param: Param, dim: str, *sizes: int) -> str:
+    if _dim_text(param, dim) == "partitions":
+        return "partitions are never broadcast: copy the rows with nc_stream_shuffle or a stride-0 free view"
+    if 1 in sizes:
+        return f"repeat the one element with .broadcast(1, {max(sizes)}), or use tensor_scalar"
+    return "slice or reshape one of them"
 
 
 def _dim_text(param: Param, dim: str) -> str:
