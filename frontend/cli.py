@@ -185,7 +185,9 @@ def run(
         print(f"time: compiled in {outcome.compile_seconds:.3f} s, ran in {outcome.run_seconds:.4f} s")
         print_values(facts["results"])
         print_comparisons(outcome.comparisons, subject.why)
-    if outcome.equal is None:
+    if not outcome.results:
+        message("note: the kernel returns nothing and writes no argument: its work is lost")
+    elif outcome.equal is None:
         message(f"note: no golden reference; a function {subject.name}_golden in the same file would be one")
     if outcome.equal is False:
         raise typer.Exit(1)

@@ -174,6 +174,12 @@ def test_run_without_golden_shows_the_arguments_that_the_kernel_wrote(folder):
     assert result.exit_code == 0 and "x: int32[4,4]" in result.stdout and "no golden reference" in result.stderr
 
 
+def test_a_kernel_without_results_is_told_so(folder):
+    Path("lost.py").write_text("import nki\n\n@nki.jit\ndef lost(x):\n    pass\n")
+    result = opennki("run", "lost.py:lost", "--set", "x=int32[4,4]")
+    assert result.exit_code == 0 and "returns nothing and writes no argument" in result.stderr
+
+
 def test_settings_reach_sizes_of_the_example_and_arguments_of_the_kernel():
     text = fine("run", "tp_broadcast", "--set", "P=64", "--set", "src_offset=2")
     assert "float32[64," in text and "src_offset  2" in text
