@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _SUMMARY_ELEMENTS = 6
+_MOST_GATES_SHOWN = 12
 
 
 def message(text: object) -> None:
@@ -51,6 +52,7 @@ def facts_of(modules: Mapping[Stage, Module], scheduled: Module) -> dict[str, An
             str(stage): [sum(1 for _ in instructions(core.body)) for core in module.cores] for stage, module in modules.items()
         },
         "queues": [_queue_counts(core.body) for core in bir.cores],
+        "without_effect": _without_effect(trace, scheduled),
         "memory": memory,
         "hbm_bytes": hbm + sum(use["private_hbm_bytes"] for use in memory),
     }
@@ -68,6 +70,15 @@ def _memory(core: Core, target: Target) -> dict[str, int]:
         "psum_bytes": most[Space.PSUM], "psum_limit": target.psum_bytes,
         "private_hbm_bytes": sum(tensor.row_bytes for tensor in declared_tensors(core) if tensor.space is Space.HBM),
     }
+
+
+def _without_effect(trace: Module, scheduled: Module) -> list[dict[str, Any]]:
+    """The instructions that the passes dropped, since nothing observes what they do, by line."""
+    def counts(module: Module) -> Counter[tuple[str, str]]:
+        return Counter((instr.op, str(instr.loc)) for core in module.cores for instr in instructions(core.body))
+
+    dropped = counts(trace) - counts(scheduled)
+    return [{"op": op, "loc": loc, "count": count} for (op, loc), count in dropped.items()]
 
 
 def _gate(gate: Gate, kernel: str) -> dict[str, Any]:
@@ -152,10 +163,14 @@ def print_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[obje
 
 def print_facts(facts: Mapping[str, Any]) -> None:
     """Gates, counts and memory of `facts_of`, and `semaphore_facts`."""
-    print_table("gates", ("of", "gate", "holds", "values"), (
-        (gate["of"], gate["gate"], "yes" if gate["holds"] else "NO", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
-        for gate in facts["gates"]
-    ))
+    if len(facts["gates"]) > _MOST_GATES_SHOWN:
+        of = Counter(gate["of"] for gate in facts["gates"])
+        print(f"gates: all hold: {', '.join(f'{count} of {name}' for name, count in of.items())}; `opennki gates` lists them")
+    else:
+        print_table("gates", ("of", "gate", "holds", "values"), (
+            (gate["of"], gate["gate"], "yes", ", ".join(f"{n}={v}" for n, v in gate["values"].items()))
+            for gate in facts["gates"]
+        ))
     counts = facts["instructions"]
     cores = [f"core {number}" for number in range(len(facts["queues"]))]
     print_table("instructions", ("stage", *cores), (
@@ -173,6 +188,9 @@ def print_facts(facts: Mapping[str, Any]) -> None:
         ("private hbm, bytes", *(use["private_hbm_bytes"] for use in facts["memory"]), ""),
     ])
     print(f"hbm: {facts['hbm_bytes']} bytes")
+    if dropped := facts["without_effect"]:
+        print_table("dropped, since nothing observes what they do", ("instruction", "times", "line"),
+                    ((each["op"], each["count"], each["loc"]) for each in dropped))
 
 
 def print_values(results: Mapping[str, Mapping[str, Any]]) -> None:

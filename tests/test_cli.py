@@ -615,3 +615,35 @@ def test_aliases_give_the_public_import_paths(folder):
         "    else: raise SystemExit(name)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_check_tells_which_instructions_have_no_effect(folder):
+    """A sum declared inside the loop over K is a new one in each trip: all but the last are lost."""
+    (folder / "lost.py").write_text(
+        "import nki.language as nl\nimport nki.isa as nisa\n"
+        "def gemm(a, b):\n"
+        "    out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)\n"
+        "    for k in range(4):\n"
+        "        acc = nl.ndarray((128, 64), nl.float32, buffer=nl.psum)\n"
+        "        x, y = nl.ndarray((32, 128), a.dtype), nl.ndarray((32, 64), b.dtype)\n"
+        "        nisa.dma_copy(dst=x, src=a[k * 32 : k * 32 + 32])\n"
+        "        nisa.dma_copy(dst=y, src=b[k * 32 : k * 32 + 32])\n"
+        "        nisa.nc_matmul(dst=acc, stationary=x, moving=y)\n"
+        "    result = nl.ndarray((128, 64), nl.float32)\n"
+        "    nisa.tensor_copy(dst=result, src=acc)\n"
+        "    nisa.dma_copy(dst=out, src=result)\n"
+        "    return out\n"
+    )
+    call = ("check", "lost.py:gemm", "--set", "a=bfloat16[128,128]", "--set", "b=bfloat16[128,64]")
+    dropped = json.loads(fine(*call, "--json"))["without_effect"]
+    assert [(each["op"], each["count"], each["loc"].rpartition(":")[2]) for each in dropped] == [
+        ("dma_copy", 3, "8"), ("dma_copy", 3, "9"), ("nc_matmul", 3, "10"),
+    ]
+    assert "nothing observes what they do" in fine(*call)
+    assert "without_effect" in json.loads(fine("check", "tp_broadcast", "--json"))
+    assert "nothing observes" not in fine("check", "tp_broadcast")
+
+
+def test_many_gates_are_counted():
+    text = fine("check", "moe_block_tkg")
+    assert "gates: all hold: " in text and " of router_topk" in text and len(text.splitlines()) < 60
