@@ -108,13 +108,13 @@ def test_every_legal_order_gives_the_same_bits(seed):
     assert shuffled.tobytes() == (2 * X.T).tobytes()
 
 
-def shuffled_runs(name: str, seeds: range) -> set[tuple[bytes, ...]]:
+def shuffled_runs(name: str, seeds: range, **sizes) -> set[tuple[bytes, ...]]:
     """The results of a library kernel's example, as written and in other orders that its semaphores allow."""
     entry = LIBRARY[name]
-    compiled = entry.launched().compile(**entry.example())
+    compiled = entry.launched(**sizes).compile(**entry.example(**sizes))
     runs = set()
     for each in (compiled, *map(compiled.shuffled, seeds)):
-        arguments = bind_arguments(entry.kernel.function, (), entry.example())
+        arguments = bind_arguments(entry.kernel.function, (), entry.example(**sizes))
         results = each.run(arguments.arrays)
         written = [arguments.arrays[param] for param in sorted(compiled.plan.written_params)]
         returned = results if isinstance(results, (tuple, list)) else [results]
@@ -128,8 +128,9 @@ def test_kernels_of_the_library_give_the_same_bits_in_other_orders(name):
 
 
 @pytest.mark.slow
-def test_a_hundred_orders_of_the_moe_block_give_the_same_bits():
-    assert len(shuffled_runs("moe_block_tkg", range(100))) == 1
+@pytest.mark.parametrize("leaf", ["all_expert", "selective", "all_expert_mx", "selective_mx"])
+def test_a_hundred_orders_of_the_moe_block_give_the_same_bits(leaf):
+    assert len(shuffled_runs("moe_block_tkg", range(100), leaf=leaf)) == 1
 
 
 def test_other_orders_are_other_orders():
