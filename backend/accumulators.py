@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..ir.checks import start_partition
 from ..ir.instructions.accumulators import lanes
 from ..ir.machine import ReduceCmd
-from ..ir.table import start_partition
 from .alu import FLOAT32
 from .numerics import constant, load, store
 from .semantics import BoundOp, Run

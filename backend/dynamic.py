@@ -7,11 +7,11 @@ from math import prod
 
 import numpy as np
 
+from ..ir.checks import fail
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Memory
 from ..ir.instructions.gpsimd import in_snakes
 from ..ir.machine import OOBMode
-from ..ir.table import fail
 from .memory import strided_view
 
 __all__ = ["ColumnOperand", "DynamicOperand", "column_step", "row_step"]

@@ -15,6 +15,7 @@ from random import Random
 
 import numpy as np
 
+from ..ir.checks import index_group
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import (
     Core,
@@ -32,7 +33,7 @@ from ..ir.graph import (
 from ..ir.instructions.dma import DEFAULT_AXES
 from ..ir.machine import Space
 from ..ir.meetings import is_meeting
-from ..ir.table import Param, index_group, lookup
+from ..ir.table import Param, lookup
 from . import engines  # noqa: F401 -- fills the registry of semantics
 from .dynamic import ColumnOperand, DynamicOperand, column_step, row_step
 from .memory import CoreMemory, HbmBuffer, HbmMap, flattened, fresh, read_shape, strided_view

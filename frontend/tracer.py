@@ -15,11 +15,11 @@ from itertools import count
 from types import CodeType
 from typing import Any, NamedTuple
 
+from ..ir.checks import check_instruction
 from ..ir.dtypes import DTYPES, Dtype
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Address, Core, Gate, Instruction, Loop, Operand, Statement, Tensor, View
 from ..ir.machine import Space, Target
-from ..ir.table import check_instruction
 from .location import Place, Trips, here
 
 __all__ = ["Edge", "Schedule", "Tracer", "author_error", "author_loc", "current", "located", "optional_tracer", "tracing"]

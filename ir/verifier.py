@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import prod
 
 from .access_pattern import MAX_RANK
+from .checks import INDEX_DTYPES, check_instruction, fail
 from .errors import KernelError, Loc
 from .graph import (
     Access,
@@ -35,7 +36,7 @@ from .graph import (
 )
 from .machine import Engine, Space, Target
 from .static_loops import check_static_loops, typical_statements
-from .table import INDEX_DTYPES, check_instruction, fail, lookup
+from .table import lookup
 
 __all__ = ["MAX_FREE_DIMS", "OPERANDS_LEGAL", "QUEUES", "verify"]
 

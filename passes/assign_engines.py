@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..ir.checks import check_instruction
 from ..ir.errors import KernelError
 from ..ir.graph import Instruction, Loop, Module, Stage, Statement
 from ..ir.machine import DGEMode, Engine, Target
-from ..ir.table import check_instruction, lookup
+from ..ir.table import lookup
 from .pipeline import register_pass
 from .rewrite import changed, map_statements
 

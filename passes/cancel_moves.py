@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..ir.checks import check_instruction
 from ..ir.errors import KernelError
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor
 from ..ir.machine import Space
-from ..ir.table import check_instruction, lookup
+from ..ir.table import lookup
 from .pipeline import register_pass
 
 __all__ = ["cancel_moves"]

@@ -20,6 +20,7 @@ from math import prod
 
 import numpy as np
 
+from ..ir.checks import fail, index_group, operand_text
 from ..ir.dtypes import DTYPES
 from ..ir.errors import KernelError, Loc
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Operand, Stage, Statement, Tensor, View, instructions
@@ -28,7 +29,7 @@ from ..ir.instructions.gpsimd import in_snakes
 from ..ir.machine import OOBMode, Space
 from ..ir.meetings import meeting_key
 from ..ir.poison import CLEAN, HELD, MAYBE, POISON, UNWRITTEN, Levels, levels_shape, shows_old, spread, used
-from ..ir.table import TABLE, fail, index_group, operand_text
+from ..ir.table import TABLE
 from .expand_loops import expand_loops
 from .liveness import touched
 from .pipeline import register_pass

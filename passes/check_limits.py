@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..ir.checks import check_instruction
 from ..ir.graph import Module, instructions
-from ..ir.table import check_instruction
 from .pipeline import register_pass
 
 __all__ = ["check_limits"]

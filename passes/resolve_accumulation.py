@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..ir.checks import fail
 from ..ir.graph import Access, Core, Instruction, Loop, Module, Stage, Statement, Tensor
 from ..ir.machine import NCVersion, Space, Target
 from ..ir.poison import CLEAN, MAYBE, POISON, UNWRITTEN
-from ..ir.table import TABLE, fail
+from ..ir.table import TABLE
 from .pipeline import register_pass
 from .rewrite import changed, map_statements
 from .shadow import Shadow, repeat, static_trips, written_tensors

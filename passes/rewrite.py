@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..ir.checks import INSTRUCTION_LEGAL
 from ..ir.graph import Instruction, Loop, Queue, Statement
-from ..ir.table import INSTRUCTION_LEGAL
 from ..ir.verifier import OPERANDS_LEGAL
 
 __all__ = ["changed", "map_statements"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..ir.checks import check_instruction
 from ..ir.dtypes import DTYPES, Dtype
 from ..ir.errors import KernelError
 from ..ir.graph import (
@@ -24,7 +25,7 @@ from ..ir.graph import (
     statements,
 )
 from ..ir.machine import Target
-from ..ir.table import TABLE, check_instruction
+from ..ir.table import TABLE
 from .pipeline import register_pass
 from .rewrite import map_statements
 

@@ -12,10 +12,11 @@ import numpy as np
 import opennki.backend.engines  # noqa: F401 -- registers the semantics
 from opennki.backend.numerics import silent
 from opennki.backend.semantics import SEMANTICS, BoundOp, CoreState
+from opennki.ir.checks import check_instruction
 from opennki.ir.dtypes import DTYPES, as_dtype
 from opennki.ir.graph import Instruction, Memory
 from opennki.ir.machine import TARGETS, Engine, Space
-from opennki.ir.table import TABLE, check_instruction
+from opennki.ir.table import TABLE
 
 GEN3, GEN4 = TARGETS["gen3"], TARGETS["gen4"]
 SBUF, PSUM, HBM, REGISTER = Space.SBUF, Space.PSUM, Space.HBM, Space.REGISTER

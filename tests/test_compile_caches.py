@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from opennki.ir.checks import check_instruction
 from opennki.ir.errors import KernelError
 from opennki.ir.graph import Address, Stage, instructions
 from opennki.ir.machine import TARGETS, Engine
 from opennki.ir.parser import parse
-from opennki.ir.table import check_instruction
 from opennki.ir.verifier import verify
 from opennki.passes.rewrite import changed
 

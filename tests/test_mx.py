@@ -15,6 +15,7 @@ from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend.numerics import silent
 from opennki.backend.semantics import SEMANTICS, BoundOp, CoreState
+from opennki.ir.checks import check_instruction
 from opennki.ir.dtypes import DTYPES
 from opennki.ir.errors import KernelError
 from opennki.ir.graph import Instruction, instructions
@@ -22,7 +23,7 @@ from opennki.ir.instructions.tensor_mx import scale_rows
 from opennki.ir.machine import TARGETS, target
 from opennki.ir.parser import parse
 from opennki.ir.poison import CLEAN, POISON, UNWRITTEN, levels_shape, spread, used
-from opennki.ir.table import TABLE, check_instruction
+from opennki.ir.table import TABLE
 from opennki.passes.pipeline import run_passes
 
 OCP = TARGETS["gen4_ocp"]

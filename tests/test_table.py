@@ -7,6 +7,7 @@ import pytest
 
 import opennki.backend.engines  # noqa: F401 -- registers the semantics
 from opennki.backend.semantics import SEMANTICS
+from opennki.ir.checks import check_instruction
 from opennki.ir.dtypes import DTYPES
 from opennki.ir.errors import KernelError
 from opennki.ir.graph import Instruction, Memory
@@ -14,7 +15,7 @@ from opennki.ir.machine import TARGETS, Engine, NCVersion, Space
 from opennki.ir.operators import ALU, OpKind
 from opennki.ir.parser import parse
 from opennki.ir.poison import RULES
-from opennki.ir.table import ANY, TABLE, Param, Row, check_instruction
+from opennki.ir.table import ANY, TABLE, Param, Row
 from opennki.ir.verifier import verify
 
 GEN3, GEN4 = TARGETS["gen3"], TARGETS["gen4"]

@@ -13,9 +13,10 @@ from opennki import isa as nisa
 from opennki import language as nl
 from opennki.backend.numerics import silent
 from opennki.backend.semantics import CoreState
+from opennki.ir.checks import check_instruction
 from opennki.ir.graph import Instruction
 from opennki.ir.machine import ReduceCmd
-from opennki.ir.table import TABLE, check_instruction
+from opennki.ir.table import TABLE
 
 DTYPE_NAMES = ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3", "int8", "uint16", "int32", "tfloat32"]
 PYTHON = {

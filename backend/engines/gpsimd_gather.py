@@ -9,9 +9,9 @@ from math import prod
 
 import numpy as np
 
+from ...ir.checks import fail
 from ...ir.instructions.gpsimd import PARTITIONS_PER_CORE, in_snakes
 from ...ir.instructions.gpsimd_gather import valid_indices
-from ...ir.table import fail
 from ..numerics import put
 from ..semantics import BoundOp, Run, semantics
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...ir.checks import fail
 from ...ir.machine import MatmulPerfMode
-from ...ir.table import fail
 from ..numerics import load, put, store
 from ..semantics import BoundOp, Run, semantics
 

@@ -6,10 +6,10 @@ from math import prod
 
 import numpy as np
 
+from ...ir.checks import fail
 from ...ir.instructions.vector import KEEP
 from ...ir.machine import QUADRANT
 from ...ir.operators import ALU
-from ...ir.table import fail
 from ..alu import FLOAT32, bits
 from ..semantics import BoundOp, Run, semantics
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from ...ir.checks import check_instruction
 from ...ir.graph import Instruction
 from ...ir.machine import Engine, MatmulPerfMode, Target
-from ...ir.table import check_instruction
 from ...ir.timing import DMA_ENGINES, hbm_bytes
 
 __all__ = ["Bounds", "bounds_of"]

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..checks import fail, start_partition
 from ..graph import Instruction
 from ..machine import ReduceCmd
-from ..table import Kept, fail, start_partition
+from ..table import Kept
 
 __all__ = [
     "ACCUMULATORS",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+from ..checks import fail, same_dtype
 from ..graph import Instruction, dynamic_kind
 from ..machine import Engine, NCVersion, Target
 from ..operators import ALU
@@ -33,9 +34,7 @@ from ..table import (
     ReadWrite,
     Role,
     Write,
-    fail,
     instruction,
-    same_dtype,
 )
 
 __all__ = ["REDUCTIONS", "is_permutation", "list_names", "rank_groups"]

@@ -6,9 +6,9 @@ where the two disagree; the performance modes of the Trainium2 and Trainium3 gui
 
 from __future__ import annotations
 
+from ..checks import dtype_of
 from ..graph import Instruction
 from ..machine import Engine, NCVersion, Space, Target
-from ..table import dtype_of
 
 __all__ = [
     "GPSIMD_BASE", "READ_OUT", "copy_cycles", "gpsimd_per_element", "per_element", "two_input_cycles",

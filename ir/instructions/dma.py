@@ -9,23 +9,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from ..checks import dtype_of, fail, same_dtype
 from ..graph import Instruction, Operand, View, dynamic_kind
 from ..machine import DGEMode, Engine, NCVersion, OOBMode, Target
-from ..table import (
-    ANY,
-    HBM,
-    SBUF,
-    SHARED_HBM,
-    Attr,
-    OpAttr,
-    Read,
-    ReadList,
-    Write,
-    dtype_of,
-    fail,
-    instruction,
-    same_dtype,
-)
+from ..table import ANY, HBM, SBUF, SHARED_HBM, Attr, OpAttr, Read, ReadList, Write, instruction
 from .shared import packed_as_bits
 
 _DMA_MEMORIES = (SHARED_HBM, HBM, SBUF)

@@ -6,9 +6,10 @@ from math import prod
 
 import numpy as np
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import REGISTER, SBUF, Attr, Read, ReadWrite, Write, fail, instruction, is_integral
+from ..table import REGISTER, SBUF, Attr, Read, ReadWrite, Write, instruction, is_integral
 from .costs import gpsimd_per_element
 
 PARTITIONS_PER_CORE = 16  # GpSimd core i works on partitions 16i..16i+15, per-row operations on 16i alone

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..checks import dtype_of, fail, same_dtype
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import ANY, SBUF, Attr, Read, Write, dtype_of, fail, instruction, same_dtype
+from ..table import ANY, SBUF, Attr, Read, Write, instruction
 from .costs import GPSIMD_BASE
 from .gpsimd import PARTITIONS_PER_CORE
 

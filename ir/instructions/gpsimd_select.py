@@ -6,10 +6,11 @@ from math import prod
 
 import numpy as np
 
+from ..checks import dtype_of, fail, same_dtype
 from ..graph import Instruction
 from ..machine import Engine, Target
 from ..operators import ALU
-from ..table import INTS, SBUF, Attr, OpAttr, Read, ReadWrite, Write, dtype_of, fail, instruction, same_dtype
+from ..table import INTS, SBUF, Attr, OpAttr, Read, ReadWrite, Write, instruction
 from .costs import gpsimd_per_element
 from .gpsimd import PARTITIONS_PER_CORE, affine_numbers, check_pattern
 

@@ -5,9 +5,9 @@ Source: `nki.language` reference (NkiTensor.indirect) and the pages of the instr
 
 from __future__ import annotations
 
+from ..checks import dtype_of, fail
 from ..graph import Instruction, dynamic_kind
 from ..machine import Engine, Target
-from ..table import dtype_of, fail
 
 __all__ = ["copies_on_vector_or_scalar", "matmul_operands", "matmul_pairs"]
 

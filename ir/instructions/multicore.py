@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from ..checks import fail, same_dtype
 from ..graph import Instruction
 from ..machine import DMAEngine, Engine, Target
-from ..table import ANY, HBM, SBUF, SHARED_HBM, Attr, Read, ReadWrite, Write, fail, instruction, same_dtype
+from ..table import ANY, HBM, SBUF, SHARED_HBM, Attr, Read, ReadWrite, Write, instruction
 
 GPSIMD_DMA_BYTES = {4: 1024, 2: 512, 1: 256}  # most bytes a partition, by element size
 

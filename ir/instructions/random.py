@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, NCVersion, Target
-from ..table import INTS, PSUM, SBUF, Attr, Kept, Read, Write, fail, instruction
+from ..table import INTS, PSUM, SBUF, Attr, Kept, Read, Write, instruction
 from .costs import GPSIMD_BASE
 from .vector_select import RANDOM as VECTOR_RANDOM
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, NCVersion, ReduceCmd, Target
-from ..table import NOT_PACKED, PSUM, REQUIRED, SBUF, Attr, OpAttr, Param, Read, Write, fail, instruction
+from ..table import NOT_PACKED, PSUM, REQUIRED, SBUF, Attr, OpAttr, Param, Read, Write, instruction
 from .accumulators import SCALAR, accumulator, allow_commands, allow_reduction
 from .costs import GPSIMD_BASE, READ_OUT
 from .shared import gpsimd_sees_sbuf

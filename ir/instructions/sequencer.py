@@ -5,9 +5,10 @@ Model: register instructions run on the Sync queue; registers are virtual, 64 of
 
 from __future__ import annotations
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import ANY, HBM, INTS, REGISTER, SBUF, SHARED_HBM, Attr, Read, Write, fail, instruction
+from ..table import ANY, HBM, INTS, REGISTER, SBUF, SHARED_HBM, Attr, Read, Write, instruction
 
 _ONE_ELEMENT = {"dims": "1 1", "dtypes": INTS - {"bool_"}, "whole_rule": False}
 

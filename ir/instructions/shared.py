@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..checks import check_alu, dtype_of, fail, same_dtype
 from ..graph import Access, Instruction, Memory, View, dynamic_kind
 from ..machine import Engine, NCVersion, Space, Target
 from ..operators import ALU, OpKind
-from ..table import (
-    ANY,
-    INTS,
-    PSUM,
-    SBUF,
-    Attr,
-    OpAttr,
-    Read,
-    Write,
-    check_alu,
-    dtype_of,
-    fail,
-    instruction,
-    is_integral,
-    same_dtype,
-)
+from ..table import ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, Write, instruction, is_integral
 from .costs import GPSIMD_BASE, copy_cycles, two_input_cycles
 from .indirect import copies_on_vector_or_scalar
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..checks import dtype_of, fail, start_partition
 from ..graph import Access, Instruction, Memory, View
 from ..machine import Engine, MatmulPerfMode, NCVersion, Target
-from ..table import PSUM, SBUF, Attr, Read, ReadWrite, dtype_of, fail, instruction, start_partition
+from ..table import PSUM, SBUF, Attr, Read, ReadWrite, instruction
 from .indirect import matmul_operands
 
 __all__ = ["array_tile"]

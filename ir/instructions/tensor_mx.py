@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
+from ..checks import fail, start_partition
 from ..graph import Instruction
 from ..machine import QUADRANT, Engine, NCVersion, Target
-from ..table import PSUM, SBUF, Attr, Param, Read, ReadWrite, Write, fail, instruction, start_partition
+from ..table import PSUM, SBUF, Attr, Param, Read, ReadWrite, Write, instruction
 from .indirect import matmul_pairs
 from .tensor import array_tile
 

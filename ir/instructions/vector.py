@@ -5,27 +5,12 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
+from ..checks import check_alu, dtype_of, fail, same_dtype, start_partition
 from ..errors import KernelError
 from ..graph import Instruction, Operand
 from ..machine import QUADRANT, Engine, Target, start_partitions
 from ..operators import ALU, OpKind
-from ..table import (
-    ANY,
-    INTS,
-    PSUM,
-    SBUF,
-    Attr,
-    OpAttr,
-    Read,
-    ReadWrite,
-    Write,
-    check_alu,
-    dtype_of,
-    fail,
-    instruction,
-    same_dtype,
-    start_partition,
-)
+from ..table import ANY, INTS, PSUM, SBUF, Attr, OpAttr, Read, ReadWrite, Write, instruction
 from .costs import per_element
 
 # --- tensor_reduce ---------------------------------------------------------------------------------------------

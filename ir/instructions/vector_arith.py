@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, NCVersion, ReduceCmd, Target
-from ..table import FLOATS, NOT_PACKED, PSUM, SBUF, Attr, OpAttr, Read, Write, fail, instruction
+from ..table import FLOATS, NOT_PACKED, PSUM, SBUF, Attr, OpAttr, Read, Write, instruction
 from .accumulators import VECTOR, accumulator, allow_commands, allow_reduction, starts_with
 from .costs import READ_OUT, two_input_cycles
 from .vector_checks import allow_arithmetic, allow_rank, float32_columns, not_both_in_psum, wants_operand

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..checks import check_alu, dtype_of, fail
 from ..graph import Instruction
 from ..machine import Target
 from ..operators import ALU, OpKind
-from ..table import check_alu, dtype_of, fail
 from .shared import in_psum
 
 __all__ = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..checks import fail
 from ..graph import Instruction
 from ..machine import Engine, Target
-from ..table import PSUM, SBUF, Attr, Read, Write, fail, instruction
+from ..table import PSUM, SBUF, Attr, Read, Write, instruction
 from .costs import per_element
 from .vector_checks import allow_rank
 

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..checks import dtype_of, fail, same_dtype
 from ..graph import Instruction
 from ..machine import Engine, ReduceCmd, Target
-from ..table import (
-    ANY,
-    FLOATS,
-    NOT_PACKED,
-    PSUM,
-    SBUF,
-    Attr,
-    Kept,
-    OpAttr,
-    Read,
-    ReadWrite,
-    Write,
-    dtype_of,
-    fail,
-    instruction,
-    same_dtype,
-)
+from ..table import ANY, FLOATS, NOT_PACKED, PSUM, SBUF, Attr, Kept, OpAttr, Read, ReadWrite, Write, instruction
 from .accumulators import VECTOR, accumulator, allow_commands, allow_reduction
 from .costs import per_element
 from .vector_checks import float32_columns, not_both_in_psum

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..checks import check_instruction
 from ..graph import Instruction
 from ..machine import Engine, Space, Target
-from ..table import check_instruction, lookup
+from ..table import lookup
 from .parameters import Values, values_for
 from .transfers import Transfer, transfer_of
 
