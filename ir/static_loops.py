@@ -14,7 +14,7 @@ from .machine import Space
 
 __all__ = ["MAX_EXPANDED", "at_trip", "check_static_loops", "has_static_loops", "operand_at", "typical_statements"]
 
-MAX_EXPANDED = 1 << 20  # instructions of a module without its static loops: more are a mistake in the text
+MAX_EXPANDED = 1 << 18  # instructions of a module without its static loops: more are a mistake in the text
 
 
 def has_static_loops(module: Module) -> bool:
