@@ -209,5 +209,5 @@ def test_a_parameter_changes_the_time_of_something(name):
         return timeline.total_ns, timeline.benchmark_ns, [(s.start_ns, s.issue_ns, s.end_ns) for s in timeline.spans]
 
     value = PARAMETERS[name].value
-    # Bandwidths are made smaller, for a larger one may bind nothing; so are clocks.
-    assert times(**{name: value / 8 if PARAMETERS[name].unit in ("B/ns", "GHz") else value * 16}) != times()
+    # Bandwidths and the longest packet are made smaller, for a larger one may bind nothing; so are clocks.
+    assert times(**{name: value / 8 if PARAMETERS[name].unit in ("B", "B/ns", "GHz") else value * 16}) != times()

@@ -131,8 +131,10 @@ PARAMETERS: Mapping[str, Parameter] = _table(
     # --- DMA -------------------------------------------------------------------------------------------------------
     Parameter("dma_rate", TARGETS["gen3"].dma_bytes_per_ns, "B/ns", "fixed", "of each of a core's 16 DMA engines, which serve "
               "8 partitions each", _DMA, gen4=TARGETS["gen4"].dma_bytes_per_ns),
-    Parameter("dma_packet", 4.3, "ns", "dma rate", "a packet beside its bytes; one packet for each contiguous run",
+    Parameter("dma_packet", 4.3, "ns", "dma rate", "a packet beside its bytes; contiguous bytes make one, or several",
               f"{_PROFILES}: 256 B to 4 KiB fit 4.3 ns + bytes/27.2"),
+    Parameter("dma_packet_bytes", 4096, "B", "fixed", "the longest packet",
+              "model: the longest of the published profiles; on 16 engines longer rows gain nothing (400 to 416 GB/s)"),
     Parameter("dma_packet_swdge", 13.6, "ns", "dma rate", "the same, of descriptors made by GpSimd",
               f"{_PROFILES}: 23 ns for 256 B"),
     Parameter("dma_issue_hwdge", 550, "ns", "fixed", "of the queue that issues a transfer (Sync, or the author's choice)",
@@ -145,7 +147,7 @@ PARAMETERS: Mapping[str, Parameter] = _table(
               "NKI DMA bandwidth guide: about 1300 ns from semaphore to start"),
     Parameter("dma_issue_swdge", 40, "ns a packet", "gpsimd clock", "of GpSimd, which makes the descriptors",
               "yahavb, software DGE on trn2: 36 to 45 ns a packet"),
-    Parameter("dma_completion", 190, "ns", "fixed", "from the last byte to the semaphore",
+    Parameter("dma_completion", 172, "ns", "fixed", "from the last byte to the semaphore",
               f"{_DMA}: 1416 ns for 4 rows of 8 KiB on one engine, with its semaphore, less the packets"),
     Parameter("dma_transpose_hbm", 0.9, "of the rate", "fixed", "dma_transpose from HBM", f"{_GUIDE}: up to 90 %"),
     Parameter("dma_transpose_sbuf", 0.5, "of the rate", "fixed", "dma_transpose from SBUF", f"{_GUIDE}: up to 50 %"),

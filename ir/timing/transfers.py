@@ -1,4 +1,4 @@
-"""What a DMA costs: one packet for each contiguous run, on the engines that its partitions choose."""
+"""What a DMA costs: packets of contiguous bytes, on the engines that its partitions choose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def transfer_of(instr: Instruction, values: Values) -> Transfer:
     """The transfer of an instruction that DMA executes (of a sendrecv: what this core sends)."""
     dst, sources = instr.operands["dst"], [operand for name, operand in instr.operands.items() if name != "dst"]
     mode = _descriptors(instr)
-    moves = [_move(dst, source, instr.op == "dma_transpose") for source in sources]
+    moves = [_move(dst, source, instr.op == "dma_transpose", values["dma_packet_bytes"]) for source in sources]
     packet_ns = values["dma_packet_swdge" if mode is DGEMode.swdge else "dma_packet"]
     rate = values["dma_rate"] * _transpose_share(instr, values)
     work = [0.0] * DMA_ENGINES
@@ -107,7 +107,8 @@ def _transpose_share(instr: Instruction, values: Values) -> float:
     return values["dma_transpose_hbm" if source.space.is_hbm else "dma_transpose_sbuf"]
 
 
-def _move(dst: object, source: object, transposes: bool) -> _Move:
+def _move(dst: object, source: object, transposes: bool, most_bytes: float) -> _Move:
+    """most_bytes: of one packet."""
     assert isinstance(dst, (Access, Memory)) and isinstance(source, (Access, Memory))
     elements = prod(source.shape)
     runs = [_run(source.partitions is not None, source.pattern)]
@@ -115,7 +116,9 @@ def _move(dst: object, source: object, transposes: bool) -> _Move:
         runs.append(_run(dst.partitions is not None, dst.pattern))
     on_chip = dst.partitions or source.partitions
     nbytes = elements * max(dst.dtype.nbytes, source.dtype.nbytes)
-    return _Move(_packets(elements, *runs), nbytes, _placed(dst if dst.partitions else source, on_chip))
+    packets = _packets(elements, *runs)
+    packets *= ceil(nbytes / packets / most_bytes)  # of a run as long as they are on average
+    return _Move(packets, nbytes, _placed(dst if dst.partitions else source, on_chip))
 
 
 def _placed(operand: Access | Memory, partitions: tuple[int, int] | None) -> tuple[int, int] | None:
